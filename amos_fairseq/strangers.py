@@ -33,12 +33,22 @@ LAST_KEYS = {"object_pairs_hook": dict}
 _KINDS = {dict: "an object", list: "a list", str: "a string", int: "an integer", bool: "true or false"}
 
 
-def read_bytes(path: str | os.PathLike, hint: str, largest: int = LARGEST_FILE) -> bytes:
-    """Return the content of a file of at most ``largest`` bytes; ``hint``: how to fix it, the end of the message."""
+def read_bytes(path: str | os.PathLike, hint: str, largest: int = LARGEST_FILE, of_user: bool = False) -> bytes:
+    """Return the content of a file of at most ``largest`` bytes; ``hint``: how to fix it, the end of the message.
+
+    ``of_user``: the user named it, so that it may be a pipe, such as /dev/stdin or <(...) of a shell; waiting for its writer is
+    then what was asked for.
+    """
     try:
         status = os.stat(path)
         if stat.S_ISDIR(status.st_mode):
             problem = "is a folder, not a file"
+        elif of_user and not stat.S_ISREG(status.st_mode):
+            with open(path, "rb") as stream:
+                content = stream.read(largest + 1)
+            if len(content) <= largest:
+                return content
+            problem = f"has more than the {largest:,} bytes that are read"
         elif not stat.S_ISREG(status.st_mode):  # opening a pipe waits for its writer
             problem = "is a pipe or a device, not a file"
         elif status.st_size > largest:
@@ -52,10 +62,10 @@ def read_bytes(path: str | os.PathLike, hint: str, largest: int = LARGEST_FILE) 
     raise UserError(f"{path} {problem}: {hint}")
 
 
-def read_text(path: str | os.PathLike, hint: str, largest: int = LARGEST_FILE) -> str:
+def read_text(path: str | os.PathLike, hint: str, largest: int = LARGEST_FILE, of_user: bool = False) -> str:
     """Return the content of a UTF-8 file, as :func:`read_bytes` does."""
     try:
-        return read_bytes(path, hint, largest).decode("utf-8")
+        return read_bytes(path, hint, largest, of_user).decode("utf-8")
     except UnicodeDecodeError as error:
         raise UserError(f"{path} is not UTF-8 text ({error.reason} at byte {error.start}): {hint}") from error
 
@@ -89,7 +99,7 @@ def read_json_lines(path: Path, hint: str, parse: Callable[[str], Any]) -> list[
         raise UserError(f"{path} is damaged ({reason}): prepare the data again") from error
 
 
-def read_yaml(path: str | os.PathLike, hint: str, largest: int = 1 << 20) -> Any:
+def read_yaml(path: str | os.PathLike, hint: str) -> Any:
     """Return the content of a YAML file, without equal keys, and without aliases: nine lists of nine aliases
     each grow ninefold per level."""
     import yaml  # not needed by most commands
@@ -110,7 +120,7 @@ def read_yaml(path: str | os.PathLike, hint: str, largest: int = 1 << 20) -> Any
                 raise yaml.YAMLError("a key is there twice")
             return content
 
-    text = read_text(path, hint, largest)
+    text = read_text(path, hint, largest=1 << 20)
     try:
         return yaml.load(text, Loader)
     except RecursionError:

@@ -25,7 +25,7 @@ def add_parser(subparsers: Any) -> None:
     add_checkpoint(parser)
     text = parser.add_mutually_exclusive_group()
     text.add_argument("--text", help="the text itself (default: a paragraph of the run's validation text)")
-    text.add_argument("--file", help="UTF-8 file with the text")
+    text.add_argument("--file", help="UTF-8 file with the text, or a pipe, such as /dev/stdin")
     add = parser.add_argument
     add("--seed", type=int, default=1, help="seed of the masked positions and the sampled tokens")
     add("--mask-prob", type=float, metavar="P", help="share of tokens to mask (default: that of the run)")
@@ -41,7 +41,7 @@ def run(arguments: argparse.Namespace) -> None:
     if arguments.top < 1:
         raise UserError(f"--top {arguments.top} shows no predictions: give 1 or more")
     check_seed(arguments.seed)
-    text = arguments.text if arguments.file is None else read_text(arguments.file, "give a text in UTF-8")
+    text = arguments.text if arguments.file is None else read_text(arguments.file, "give a text in UTF-8", of_user=True)
     import_fairseq(arguments.checkpoint, inputs=[arguments.tokenizer])
     from amos_fairseq.checkpoints.read import load_checkpoint
     from amos_fairseq.report.inspection import inspect_text, text_of_corpus

@@ -38,7 +38,7 @@ def add_parser(subparsers: Any) -> None:
 def run(arguments: argparse.Namespace) -> None:
     out = Path(arguments.out)
     check_arguments(arguments, out)
-    text = None if arguments.text is None else read_text(arguments.text, "give a text in UTF-8")
+    text = None if arguments.text is None else read_text(arguments.text, "give a text in UTF-8", of_user=True)
     if text is not None and not text.strip():
         raise UserError(f"--text {arguments.text} is empty: give a file with text")
     say(f"reading {', '.join(arguments.runs)}", "report")  # the imports take seconds

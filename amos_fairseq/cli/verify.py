@@ -23,7 +23,7 @@ def run(arguments: argparse.Namespace) -> None:
     from amos_fairseq.data.corpus import corpus_directories, verify_files
     from amos_fairseq.data.vocabulary import Vocabulary, shard_directories
 
-    directories = corpus_directories(shard_directories(arguments.data))
+    directories = corpus_directories(shard_directories(arguments.data), needs_all=False)
     Vocabulary.of_corpus(directories, None).load_tokenizer()
     size = verify_files(directories)
     shards = f"{len(directories)} shard{'s' * (len(directories) > 1)}"

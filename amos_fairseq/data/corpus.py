@@ -121,13 +121,30 @@ def shard_record(directory: Path) -> dict[str, Any] | None:
     return None
 
 
-def corpus_directories(directories: list[Path]) -> list[Path]:
-    """Return the shards of a corpus, given its directory or the shards themselves."""
-    whole = [directory for directory in directories if (directory / MANIFEST).is_file()]
-    if len(directories) > 1 or not whole or shard_record(whole[0]) is not None:
-        return directories
-    records = read_json(whole[0] / MANIFEST, _BINARIZE_AGAIN)["shards"]
-    return [whole[0] / record["directory"] for record in records]
+def corpus_directories(directories: list[Path], needs_all: bool = True) -> list[Path]:
+    """Return the shards of a corpus, given its directory, the directories of its parts (``--shard``), or the shards themselves.
+
+    ``needs_all``: refuse parts that are not all there, in order.
+    """
+    shards: list[Path] = []
+    parts: list[Any] = []
+    made_of: list[Any] = []
+    for directory in directories:
+        if not (directory / MANIFEST).is_file() or shard_record(directory) is not None:
+            shards.append(directory)
+            continue
+        manifest = read_json(directory / MANIFEST, _BINARIZE_AGAIN)
+        shards += [directory / record["directory"] for record in manifest["shards"]]
+        if isinstance(settings := manifest.get("settings"), dict) and "part" in settings:
+            parts.append(settings.pop("part"))
+            made_of.append([settings, manifest.get("inputs")])
+    in_order = [[index, len(parts)] for index in range(len(parts))]
+    if needs_all and (parts != in_order or any(each != made_of[0] for each in made_of)):
+        raise UserError(
+            f"{':'.join(map(str, directories))} is not the whole corpus: give the directories of all parts of amos prepare "
+            "--shard, from 0 on, as DIR0:DIR1:...; all are made of the same inputs and settings"
+        )
+    return shards
 
 
 def verify_files(data: Sequence[Path]) -> int:

@@ -1,7 +1,8 @@
 """``amos prepare text``: convert raw text to a binarized corpus for ``fairseq-train``.
 
 OUT/.prepare/identity.json          settings and inputs: the same command continues here
-             text/                  the inputs in one pass: files of documents, validation text, sample for the vocabulary
+             text/                  the inputs in one pass: files of documents, validation text, sample for the vocabulary;
+                                    with --shard only those files of documents that this machine encodes are kept
              tokenizer/             learned from the sample, or the user's
              text/NNNNN.npz         a file of documents, encoded by one of the processes; its text is removed
              corpus/                all of them, joined by one writer; moved into OUT, corpus.json last
@@ -110,14 +111,19 @@ def run(arguments: argparse.Namespace) -> None:
         if tokenizer.protected:
             others = f" and {len(tokenizer.protected) - 10} more" if len(tokenizer.protected) > 10 else ""
             say(f"never masked, sampled or predicted: {' '.join(tokenizer.protected[:10])}{others}")
-        _encode(root, split, workers)
-        manifest = _join(root, out, inputs, split, settings, tokenizer)
+        shards = shards_of(split, settings)
+        _encode(root, shards, workers)
+        manifest = _join(root, out, inputs, split, shards, settings, tokenizer)
         advice = _advice(settings, manifest["train"], tokenizer, root / "text" / SAMPLE)
         _publish(root / "corpus", out)
-    _say_sizes(manifest["train"]["tokens"], manifest["valid"]["tokens"])
     say(describe_loss(manifest["train"], advice))
-    task_data = shlex.quote(f"task.data={manifest['task_data']}")
-    say(f"done: train with {task_data} (fairseq-train DATA); counts and hashes in {out}/{MANIFEST}")
+    if settings.part is None:
+        _say_sizes(manifest["train"]["tokens"], manifest["valid"]["tokens"])
+        data = shlex.quote(f"task.data={manifest['task_data']}")
+    else:
+        say(f"{manifest['train']['tokens']:,} tokens to train on in {', '.join(shards)}")
+        data = f"task.data=OUT0:OUT1:..., the --out of all {settings.part[1]} parts in order"
+    say(f"done: train with {data} (fairseq-train DATA); counts and hashes in {out}/{MANIFEST}")
 
 
 def _describe_inputs(paths: list[Path]) -> list[dict[str, Any]]:
@@ -178,6 +184,10 @@ def _read_inputs(text: Path, paths: list[Path], settings: CorpusSettings) -> Spl
         size = sum(file.stat().st_size for path in paths for file in files_of(path))
         with whole_folder(text) as directory, progress_bar(size, "read", "B") as bar:
             split = split_corpus(paths, directory, settings, bar.update)
+            kept = set(itertools.chain.from_iterable(shards_of(split, settings).values()))
+            for path in directory.glob("[0-9]*.txt"):
+                if path.name not in kept:
+                    path.unlink()
             (directory / record.name).write_text(json_text(dataclasses.asdict(split)), encoding="utf-8")
     hint = "what is unfinished was removed, repeat the command"
     content = read_json(record, hint)
@@ -208,9 +218,28 @@ def _learn(sample: Path, settings: CorpusSettings, workers: int, directory: Path
     ).save(directory)
 
 
-def _encode(root: Path, split: Split, workers: int) -> None:
-    text = root / "text"
-    files = [text / VALID, *(text / text_file(number) for number in range(sum(map(len, split.train))))]
+def shards_of(split: Split, settings: CorpusSettings) -> dict[str, list[str]]:
+    """Return the names of the files of text by shard, the validation text with the first; of a part only its own shards."""
+    groups, numbers = group_into_shards([sum(group) for group in split.train], settings.shard_bytes), itertools.count()
+    shards = {}
+    for number, shard in enumerate(groups):
+        files = [text_file(next(numbers)) for group in shard for _ in split.train[group]]
+        shards["." if len(groups) == 1 else f"shard{number}"] = [VALID, *files] if number == 0 else files
+    if settings.part is None:
+        return shards
+    index, parts = settings.part
+    if len(shards) < parts:
+        advice = 0.9 * sum(map(sum, split.train)) / parts / _MEGABYTE
+        raise UserError(
+            f"--shard {index}/{parts}: the text has {len(shards)} of --shard-megabytes {settings.shard_bytes / _MEGABYTE:g}: "
+            f"give the same smaller number on all machines, such as {advice:.2g}"
+        )
+    start, end = (len(shards) * place // parts for place in (index, index + 1))
+    return dict(itertools.islice(shards.items(), start, end))
+
+
+def _encode(root: Path, shards: dict[str, list[str]], workers: int) -> None:
+    files = [root / "text" / name for name in itertools.chain.from_iterable(shards.values())]
     waiting = [file for file in files if not encoded_file(file).exists()]
     with (
         progress_bar(sum(file.stat().st_size for file in waiting), "encode", "B") as bar,
@@ -221,33 +250,35 @@ def _encode(root: Path, split: Split, workers: int) -> None:
 
 
 def _join(
-    root: Path, out: Path, inputs: list[dict[str, Any]], split: Split, settings: CorpusSettings, tokenizer: Tokenizer
+    root: Path,
+    out: Path,
+    inputs: list[dict[str, Any]],
+    split: Split,
+    shards: dict[str, list[str]],
+    settings: CorpusSettings,
+    tokenizer: Tokenizer,
 ) -> dict[str, Any]:
     """Write the shards, the tokenizer and ``corpus.json`` to ``.prepare/corpus``; return the content of the last."""
-    corpus, text = root / "corpus", root / "text"
+    corpus = root / "corpus"
     shutil.rmtree(corpus, ignore_errors=True)
     tokenizer.save(corpus / TOKENIZER_DIRECTORY)
-    shards = group_into_shards([sum(group) for group in split.train], settings.shard_bytes)
-    names = [f"shard{number}" for number in range(len(shards))] if len(shards) > 1 else ["."]
-    encoded = (encoded_file(text / text_file(number)) for number in itertools.count())
     records: list[dict[str, Any]] = []
-    for name, groups in zip(names, shards, strict=True):
-        num_files = sum(len(split.train[group]) for group in groups)
-        texts = {"train": list(itertools.islice(encoded, num_files))}
-        if not records:
-            texts["valid"] = [encoded_file(text / VALID)]
+    for name, files in shards.items():
+        texts = {"train": [encoded_file(root / "text" / file) for file in files if file != VALID]}
+        if VALID in files:
+            texts["valid"] = [encoded_file(root / "text" / VALID)]
         records.append({"directory": name, **_write_shard(corpus / name, texts, tokenizer)})
         shutil.copyfile(corpus / TOKENIZER_DIRECTORY / DICTIONARY_FILE, corpus / name / DICTIONARY_FILE)
     of_train = [record["train"] for record in records]
     manifest = {
-        "task_data": ":".join(str(out / name) for name in names),
+        "task_data": ":".join(str(out / name) for name in shards),
         "settings": settings.describe(),
         "versions": {library: version_of(library) for library in _LIBRARIES},
         "tokenizer": {**tokenizer.settings(), "pieces": len(tokenizer), "sha256": tokenizer.sha256},
         "vocabulary_sample": split.sample,
         "inputs": [facts | counts for facts, counts in zip(inputs, split.inputs, strict=True)],
         "train": _with_shares({name: sum(counts[name] for counts in of_train) for name in of_train[0]}),
-        "valid": records[0]["valid"],
+        "valid": records[0].get("valid"),
         "shards": records,
     }
     (corpus / MANIFEST).write_text(json_text(manifest), encoding="utf-8")
@@ -390,7 +421,17 @@ def _settings(arguments: argparse.Namespace) -> CorpusSettings:
         document=_document_end(arguments.document),
         protected=protected,
         character_coverage=arguments.character_coverage,
+        part=_part(arguments.shard),
     )
+
+
+def _part(value: str | None) -> list[int] | None:
+    if value is None:
+        return None
+    index, number = map(int, value.split("/")) if re.fullmatch("[0-9]{1,6}/[0-9]{1,6}", value) else (0, 0)
+    if not index < number:
+        raise UserError(f"--shard {value}: give I/N, such as 0/2 on the first of two machines and 1/2 on the second")
+    return [index, number]
 
 
 def _protected_tokens(given: list[str]) -> list[str]:

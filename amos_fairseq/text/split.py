@@ -26,7 +26,7 @@ _MANY_LINES = 1000  # in a document of plain text, on average: a blank line may 
 _MANY_COPIES = 0.1  # of the documents
 FILE_BYTES = 1 << 22  # of text: what a process encodes at a time, and an interrupted run at most repeats
 # Corpora have these only if they were given: earlier versions did not know them.
-LATER_SETTINGS = ("protected", "character_coverage")
+LATER_SETTINGS = ("protected", "character_coverage", "part")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +47,7 @@ class CorpusSettings:
     document: str | int | None = None  # what ends a document of plain text; None: it is inferred
     protected: list[str] | None = None  # tokens of a learned vocabulary; a given tokenizer has its own
     character_coverage: float | None = None  # of a learned vocabulary; None: the rule of vocabulary.py
+    part: list[int] | None = None  # index and number: one of several machines, which encodes some of the shards
 
     def describe(self) -> dict[str, Any]:
         """Return the settings for ``corpus.json``; two runs with equal settings and inputs write the same bytes."""
