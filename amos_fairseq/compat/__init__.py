@@ -78,8 +78,10 @@ PATCHES = {
 
 
 def apply() -> None:
-    """Patch fairseq in place. Called once, when the plugin is imported, before fairseq parses the flags. Besides the functions
-    above, this hides a ``torchaudio`` that does not load, and lets PyTorch load what fairseq saves."""
+    """Patch fairseq in place. Called once, when the plugin is imported, before fairseq parses the flags.
+
+    Besides the functions above, this hides a ``torchaudio`` that does not load, and lets PyTorch load what fairseq saves.
+    """
     hide_broken_torchaudio()
     torch.serialization.add_safe_globals([argparse.Namespace, distributed_utils._TensorPlaceholder])
     for patches in PATCHES.values():

@@ -26,8 +26,11 @@ NOT_READ_YET = torch.zeros(())
 
 
 def on_host(values: Any) -> Any:
-    """Copy the tensors in nested lists and dictionaries to the CPU, in one transfer per device. A tensor with one element
-    becomes a Python number; others keep shape and dtype. They are sent as float64, so that counts below 2^53 stay exact."""
+    """Copy the tensors in nested lists and dictionaries to the CPU, in one transfer per device.
+
+    A tensor with one element becomes a Python number; others keep shape and dtype. They are sent as float64, so that counts
+    below 2^53 stay exact.
+    """
     leaves, structure = tree_flatten(values)
     of_device: dict[torch.device, list[int]] = defaultdict(list)  # positions in the leaves
     for index, leaf in enumerate(leaves):

@@ -59,9 +59,11 @@ def name_lost_ranks(error: RuntimeError) -> None:
 
 
 def find_lost_ranks(seconds: float = 10.0) -> list[int]:
-    """Return the ranks that have ended. To be called on each rank on which a collective operation has failed. Each such rank
-    reports to the store; the lost ones have not done so after ``seconds``. Without torchrun the store is in the first rank:
-    where it cannot be reached, that rank is lost."""
+    """Return the ranks that have ended. To be called on each rank on which a collective operation has failed.
+
+    Each such rank reports to the store; the lost ones have not done so after ``seconds``. Without torchrun the store is in the
+    first rank: where it cannot be reached, that rank is lost.
+    """
     rank, ranks = torch.distributed.get_rank(), range(torch.distributed.get_world_size())
     store = torch.distributed.distributed_c10d._get_default_store()
     end, silent = time.monotonic() + seconds, [0]
@@ -82,8 +84,10 @@ def visible_gpus(cfg: Any) -> int:
 
 
 def arrange_ranks(cfg: Any, environment: Mapping[str, str] = os.environ, num_gpus: int | None = None) -> None:
-    """Complete ``cfg.distributed_training`` before fairseq's ``call_main`` uses it. A launch is refused if it would train no
-    model, or several that overwrite one another."""
+    """Complete ``cfg.distributed_training`` before fairseq's ``call_main`` uses it.
+
+    A launch is refused if it would train no model, or several that overwrite one another.
+    """
     leave_out_current_folder()  # of the ranks that fairseq starts, one for each GPU
     if num_gpus is None:
         num_gpus = visible_gpus(cfg)
@@ -159,9 +163,11 @@ def _check_slurm(training: Any, environment: Mapping[str, str], num_gpus: int) -
 
 
 def check_connection(cfg: Any, environment: Mapping[str, str] = os.environ) -> None:
-    """Refuse to train ranks that are not connected; log where each rank runs, and on how many CPU cores. With too few cores its
-    loader processes are slow. The count is the affinity of the process: ``nproc`` would print OMP_NUM_THREADS where that is
-    smaller."""
+    """Refuse to train ranks that are not connected; log where each rank runs, and on how many CPU cores.
+
+    With too few cores its loader processes are slow. The count is the affinity of the process: ``nproc`` would print
+    OMP_NUM_THREADS where that is smaller.
+    """
     if torch.distributed.is_initialized():
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
         place = f"rank {torch.distributed.get_rank()} of {torch.distributed.get_world_size()} on {socket.gethostname()}"
@@ -184,8 +190,10 @@ def data_parallel_on_any_device(
     **settings: Any,
 ) -> DistributedDataParallel:
     """Create DistributedDataParallel without a GPU for a module on the CPU, and with gradients that are views of its buckets.
+
     The views save the memory of all gradients and the copy out of the buckets. They require that gradients are set to None
-    after an update, as fairseq's trainer does."""
+    after an update, as fairseq's trainer does.
+    """
     if next(module.parameters()).device.type == "cpu":
         device_ids = output_device = None
     settings["gradient_as_bucket_view"] = True
@@ -193,8 +201,10 @@ def data_parallel_on_any_device(
 
 
 def check_gradient_norms(stock: Any, trainer: Trainer, grad_norm: torch.Tensor) -> None:
-    """End the run if the gradients differ between ranks after they were exchanged; fairseq compares them on GPUs only. If no
-    rank has a finite norm, that is handled later (:mod:`amos_fairseq.run.health`)."""
+    """End the run if the gradients differ between ranks after they were exchanged; fairseq compares them on GPUs only.
+
+    If no rank has a finite norm, that is handled later (:mod:`amos_fairseq.run.health`).
+    """
     if trainer.data_parallel_world_size == 1:
         return
     norms = torch.zeros(trainer.data_parallel_world_size, dtype=torch.float64, device=trainer.device)
@@ -212,8 +222,11 @@ def check_gradient_norms(stock: Any, trainer: Trainer, grad_norm: torch.Tensor) 
 
 
 def from_first_rank(read: Callable[[], Value]) -> Value:
-    """Return on every rank what ``read`` returns on the first one, which must be picklable. If ``read`` raises, so does the
-    first rank; the others raise ``SystemExit`` with the same exit code, so that the message is printed once."""
+    """Return on every rank what ``read`` returns on the first one, which must be picklable.
+
+    If ``read`` raises, so does the first rank; the others raise ``SystemExit`` with the same exit code, so that the message is
+    printed once.
+    """
     is_first = distributed_utils.get_global_rank() == 0
     value, error = None, None
     if is_first:

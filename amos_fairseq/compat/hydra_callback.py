@@ -62,9 +62,11 @@ class ImportPlugin(Callback):
             atexit.register(_remove_unused, new_folders, {".hydra", f"{config.hydra.job.name}.log"})
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
-        """Check the folders of the sweep as that of a single run, and choose the names of the folders of its jobs. Only the
-        settings that differ between the jobs name them (``hydra.sweep.subdir``): a sweep over the learning rate that is
-        continued with a larger ``max_update`` finds the folders of its jobs."""
+        """Check the folders of the sweep as that of a single run, and choose the names of the folders of its jobs.
+
+        Only the settings that differ between the jobs name them (``hydra.sweep.subdir``): a sweep over the learning rate
+        that is continued with a larger ``max_update`` finds the folders of its jobs.
+        """
         with report_user_errors():
             _check_writable(config.hydra.sweep.dir)
             _refuse_links((folder for folder, _, _ in os.walk(config.hydra.sweep.dir)), config)

@@ -112,8 +112,11 @@ class MasterGradients:
 
 
 def add_in_float32(sums: list[Tensor], gradients: list[Tensor]) -> None:
-    """Add 16-bit tensors to float32 tensors of the same shapes, in a few kernels. They are copied to float32 about
-    :data:`CHUNK_BYTES` at a time. 16-bit values are exact in float32, so the bits are those of adding them directly."""
+    """Add 16-bit tensors to float32 tensors of the same shapes, in a few kernels.
+
+    They are copied to float32 about :data:`CHUNK_BYTES` at a time. 16-bit values are exact in float32, so the bits are those of
+    adding them directly.
+    """
     start = size = 0
     for end, total in enumerate(sums, start=1):
         size += total.nbytes
@@ -125,8 +128,10 @@ def add_in_float32(sums: list[Tensor], gradients: list[Tensor]) -> None:
 
 
 def exchange_sums(trainer: Trainer, bucket: distributed.GradBucket) -> torch.futures.Future[Tensor]:
-    """DistributedDataParallel's communication hook: average the sums of all micro-batches over ranks. It must return the buffer
-    of the bucket, which contains only the last micro-batch and is not used afterwards."""
+    """DistributedDataParallel's communication hook: average the sums of all micro-batches over ranks.
+
+    It must return the buffer of the bucket, which contains only the last micro-batch and is not used afterwards.
+    """
     group = trainer.data_parallel_process_group
     gradients = trainer.optimizer.master_gradients
     if not gradients.is_sum:

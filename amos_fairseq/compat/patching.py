@@ -40,8 +40,11 @@ class Script(Enum):
 
 
 class Patch(NamedTuple):
-    """One function, method or property to replace. ``replacement`` is called with the stock function and then with its
-    arguments. The attribute keeps the name and docstring of the stock function, and the function itself as ``__wrapped__``."""
+    """One function, method or property to replace.
+
+    ``replacement`` is called with the stock function and then with its arguments. The attribute keeps the name and docstring of
+    the stock function, and the function itself as ``__wrapped__``.
+    """
 
     owner: ModuleType | type | Script
     name: str
@@ -76,8 +79,10 @@ def apply_patches(patches: Iterable[Patch]) -> None:
 
 
 def patch_starting_scripts() -> None:
-    """Replace what a script calls before it creates its trainer, in the scripts that are running. A script imports the plugin
-    while it runs; in a process that a fork server has started, it is imported before the script."""
+    """Replace what a script calls before it creates its trainer, in the scripts that are running.
+
+    A script imports the plugin while it runs; in a process that a fork server has started, it is imported before the script.
+    """
     _patch_modules(Script.STARTING, (*running_scripts(), *running_hydra_scripts()))
 
 
@@ -153,8 +158,10 @@ def share_config_store(
     initialize: Callable[..., None], repository: CachingConfigRepository, delegate: IConfigRepository
 ) -> None:
     """Replace ``CachingConfigRepository.__init__``, which copies ``delegate`` and with it every configuration class of fairseq.
-    The copies take half of the time of a composition. A repository changes its sources, of which it needs a copy, but not the
-    store behind them: ``ConfigStore.load`` returns copies."""
+
+    The copies take half of the time of a composition. A repository changes its sources, of which it needs a copy, but not
+    the store behind them: ``ConfigStore.load`` returns copies.
+    """
     store = ConfigStore.instance()
     initialize(repository, None)
     repository.delegate = copy.deepcopy(delegate, {id(store): store})
@@ -169,9 +176,11 @@ def shared_parameters(stock: Callable[..., Any], model: Module) -> list[list[str
 
 
 def stop_readers() -> None:
-    """End fairseq's prefetching threads before the process ends. They are daemons: where one is in C++ code when the
-    interpreter ends, as while it reads its first batches or closes its loader processes, the process aborts with SIGABRT
-    instead of its exit code (one start in twelve of a finished run)."""
+    """End fairseq's prefetching threads before the process ends.
+
+    They are daemons: where one is in C++ code when the interpreter ends, as while it reads its first batches or closes its
+    loader processes, the process aborts with SIGABRT instead of its exit code (one start in twelve of a finished run).
+    """
     from fairseq.data import iterators  # not before the warnings are silenced
 
     readers = [thread for thread in threading.enumerate() if isinstance(thread, iterators.BackgroundConsumer)]

@@ -27,7 +27,9 @@ from amos_fairseq.setting_checks import setting
 @dataclass
 class ElectraCriterionConfig(DetectionWithMlmLossConfig):
     detection_positions: ChoiceEnum(["all", "masked", "random"]) = setting(
-        "all", "tokens of the detection loss: all, those at masked positions, or as many random ones (thesis 5.4.3)"
+        "all",
+        "tokens that the detection loss averages over: all, those at masked positions, or as many random ones "
+        "(ELECTRA 15 %%, thesis section 5.4.3)",
     )
     # 1: both losses are means in nats over predicted tokens, and train the same token embeddings; no paper gives a value.
     main_loss_weight: float = setting(

@@ -161,8 +161,10 @@ _spread_of_sums = functools.lru_cache(maxsize=1)(state_spread)
 
 
 def loss_above_prior(meters: MetersDict) -> float:
-    """Return the detection loss minus the loss of a detector that knows only the fraction p of replaced tokens, in nats. That
-    loss is the entropy -p log p - (1 - p) log(1 - p). Below 0: the detector distinguishes tokens."""
+    """Return the detection loss minus the loss of a detector that knows only the fraction p of replaced tokens, in nats.
+
+    That loss is the entropy -p log p - (1 - p) log(1 - p). Below 0: the detector distinguishes tokens.
+    """
     scored, replaced = meters["_scored"].sum, meters["_replaced"].sum
     share = replaced / scored if scored else 0.0
     entropy = -sum(p * math.log(p) for p in (share, 1 - share) if p > 0)
@@ -170,8 +172,11 @@ def loss_above_prior(meters: MetersDict) -> float:
 
 
 def logit_std(meters: MetersDict) -> float:
-    """Return the standard deviation of the logits around the mean of their batch. It leaves out how that mean moves from update
-    to update, which would hide a detector that gives all tokens of a batch one probability."""
+    """Return the standard deviation of the logits around the mean of their batch.
+
+    It leaves out how that mean moves from update to update, which would hide a detector that gives all tokens of a batch one
+    probability.
+    """
     count = meters["_scored"].sum
     return float(f"{math.sqrt(meters['_squared_deviations'].sum / count):.4g}") if count else 0.0
 
@@ -196,8 +201,10 @@ PER_MASKED_POSITION = ("mlm_", "mixture_", "generator_temperature")
 
 
 class PretrainingCriterion(FairseqCriterion):
-    """A criterion whose logging outputs are sums over a batch, which add up over ranks and accumulated batches. ``COUNTED_BY``
-    names, for a term that is not a mean over masked positions, the sum that it is divided by."""
+    """A criterion whose logging outputs are sums over a batch, which add up over ranks and accumulated batches.
+
+    ``COUNTED_BY`` names, for a term that is not a mean over masked positions, the sum that it is divided by.
+    """
 
     COUNTED_BY: Mapping[str, str] = {}
 

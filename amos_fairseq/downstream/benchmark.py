@@ -261,8 +261,10 @@ def schedules_in_words(benchmark: Benchmark) -> Iterator[str]:
 def verdicts(
     benchmark: Benchmark, summaries: Mapping[str, TaskSummary], baselines: Mapping[str, Baselines]
 ) -> Iterator[str]:
-    """Yield a line for each task that is not clearly better than a constant prediction, or worse than a linear model. Clearly:
-    by more than the deviation over seeds, and than two standard errors of the constant prediction on this dev set."""
+    """Yield a line for each task that is not clearly better than a constant prediction, or worse than a linear model.
+
+    Clearly: by more than the deviation over seeds, and than two standard errors of the constant prediction on this dev set.
+    """
     for task, summary in summaries.items():
         score, found, of_task = summary.best.main_score, summary.main, baselines.get(task, NO_BASELINES)
         for row, scores in of_task.scores.items():

@@ -35,11 +35,16 @@ class LabeledTaskConfig(FairseqDataclass):
 
 
 class LabeledTask(CorpusTask):
-    """A task on prepared labels."""
+    """A task on prepared labels.
+
+    Attributes:
+        model_class: the class of the model, for every architecture; :meth:`add_head` adds its heads.
+        head_for: what the head predicts, for error messages.
+    """
 
     trains_on_rest = True
-    model_class: type[FineTunedModel]  # for every architecture; :meth:`add_head` adds its heads
-    head_for: str  # what the head predicts, for error messages
+    model_class: type[FineTunedModel]
+    head_for: str
 
     def build_model(self, cfg: Any, from_checkpoint: bool = False) -> FineTunedModel:
         model = super().build_model(cfg, from_checkpoint)
@@ -76,8 +81,10 @@ class LabeledTask(CorpusTask):
 
 
 def check_labels(loaded: LoadedCheckpoint, head: str, kind: str, labels: Sequence[str], source: Path) -> None:
-    """Refuse labels in the file ``source`` that are not those of a head: another kind, number or order than in its training. A
-    model of one task on texts has a single head, whatever ``head`` is. Checkpoints of other programs have no fingerprint."""
+    """Refuse labels in the file ``source`` that are not those of a head: another kind, number or order than in its training.
+
+    A model of one task on texts has a single head, whatever ``head`` is. Checkpoints of other programs have no fingerprint.
+    """
     heads = loaded.model.heads
     head = TEXT_HEAD if TEXT_HEAD in heads else head
     if head not in heads:

@@ -42,9 +42,13 @@ def linear_predictions(
     device: str,
     stop: threading.Event,
 ) -> list[np.ndarray]:
-    """Fit a linear model on the training inputs, and return what it predicts for each example of each dev input. ``targets``:
-    for each training input those of its examples: classes [W] or [1] int64, labels [1, labels] bool, or a number [1]
-    float64."""
+    """Fit a linear model on the training inputs, and return what it predicts for each example of each dev input.
+
+    Args:
+        kind: classes (of words, too), labels or number.
+        targets: for each training input those of its examples: classes [W] or [1] int64, labels [1, labels] bool, or a number
+            [1] float64.
+    """
     say(f"linear model on states of {len(train):,} training and {len(dev):,} dev inputs", "linear")
     encoder = load(checkpoint, device=device)
 
@@ -71,8 +75,10 @@ def linear_predictions(
 
 
 def fit(kind: str, states: np.ndarray, targets: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
-    """Return the function of a fitted model: states [N, D] to predictions, which are as the targets. Logistic regression, one
-    for each of several labels, or for numbers ridge regression; on standardized states."""
+    """Return the function of a fitted model: states [N, D] to predictions, which are as the targets.
+
+    Logistic regression, one for each of several labels, or for numbers ridge regression; on standardized states.
+    """
     from sklearn.dummy import DummyClassifier  # takes a second to import
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.linear_model import LogisticRegression, RidgeCV

@@ -109,9 +109,11 @@ class Hyperparameters:
         return Schedule(updates_per_epoch, repetitions, num_epochs, total, math.floor(self.warmup * total + 1e-6))
 
     def train_flags(self, schedule: Schedule) -> list[str]:
-        """Return the flags of ``fairseq-train`` for optimizer, schedule, regularization, head, separators and length. Every
-        batch has ``batch_size`` examples (``--required-batch-size-multiple 1``). fairseq's default would split the last batch
-        of an epoch at a multiple of 8, and the number of updates would differ from the schedule's."""
+        """Return the flags of ``fairseq-train`` for optimizer, schedule, regularization, head, separators and length.
+
+        Every batch has ``batch_size`` examples (``--required-batch-size-multiple 1``). fairseq's default would split the
+        last batch of an epoch at a multiple of 8, and the number of updates would differ from the schedule's.
+        """
         first_moment, second_moment = self.adam_betas
         flags = {
             "batch-size": self.batch_size,

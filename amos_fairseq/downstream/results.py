@@ -191,7 +191,9 @@ def best_run_of(out: Path, task: str) -> RunResult | None:
 @dataclass(frozen=True)
 class Spread:
     """Median of one score over seeds, as AMOS reports (section 4, "the median of five random seeds"), and standard deviation.
-    The paper does not state which deviation it prints; this one is divided by n - 1, and None for a single seed."""
+
+    The paper does not state which deviation it prints; this one is divided by n - 1, and None for a single seed.
+    """
 
     median: float
     deviation: float | None

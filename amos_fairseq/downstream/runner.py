@@ -248,8 +248,16 @@ def train(
     start: Callable[[list[str], Mapping[str, str], BinaryIO], Any] = ForkedCommand,
 ) -> None:
     """Run the command until it exits; its output is appended to ``train.log``. Once ``stop`` is set, it is asked to save a
-    checkpoint and exit. Raise :class:`Stopped` then, or :class:`RunFailed` for any other failure. ``report`` is called several
-    times a second with the number of updates so far and the new records of the metrics file."""
+    checkpoint and exit.
+
+    Raise :class:`Stopped` then, or :class:`RunFailed` for any other failure. If the process of a killed command still trains in
+    ``directory``, it holds the lock of this SAVE_DIR, and the new process fails with a message that says so.
+
+    Args:
+        report: called several times a second with the number of updates so far and the records of the metrics file since the
+            last call.
+        start: starts the process. Its output goes to an open file, and it ends when this process ends.
+    """
     metrics = NewRecords(directory)
     with _open_log(directory) as log:
         begin = log.tell()  # earlier output belongs to an earlier part of the run

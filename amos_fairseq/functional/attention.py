@@ -208,9 +208,11 @@ def prepare_bias(bias: AttentionBias, device: torch.device, dtype: torch.dtype) 
 
 
 def as_attention_mask(bias: AttentionBias, dtype: torch.dtype) -> Tensor | None:
-    """Return the sum of ``bias`` in ``dtype``, [B or 1, H or 1, T or 1, T], in the layout that the fused kernels require. The
-    last stride is 1 and all others are multiples of :data:`MASK_ALIGNMENT` elements. Rows are padded in memory where T is not a
-    multiple of it. A mask that already has this layout is returned unchanged."""
+    """Return the sum of ``bias`` in ``dtype``, [B or 1, H or 1, T or 1, T], in the layout that the fused kernels require.
+
+    The last stride is 1 and all others are multiples of :data:`MASK_ALIGNMENT` elements. Rows are padded in memory where T is
+    not a multiple of it. A mask that already has this layout is returned unchanged.
+    """
     parts = [part.to(dtype) for part in bias if part is not None]
     if not parts:
         return None
@@ -242,8 +244,10 @@ def reference_attention(heads: Tensor, bias: AttentionBias, dropout: float, rota
 
 
 def attention_weights(heads: Tensor, bias: AttentionBias, rotation: Rotation | None = None) -> Tensor:
-    """Return softmax(q k^T / sqrt(d) + bias), how much each query attends to each key: [B,H,T,T], float32 or above. For the
-    arguments see :func:`reference_attention`."""
+    """Return softmax(q k^T / sqrt(d) + bias), how much each query attends to each key: [B,H,T,T], float32 or above.
+
+    For the arguments see :func:`reference_attention`.
+    """
     query, key, _ = heads.permute(2, 0, 3, 1, 4)  # each [B,H,T,d]
     if rotation is not None:
         query, key = rotate(query, rotation), rotate(key, rotation)
@@ -254,8 +258,10 @@ def attention_weights(heads: Tensor, bias: AttentionBias, rotation: Rotation | N
 
 
 def fast_attention(heads: Tensor, bias: AttentionBias, dropout: float, rotation: Rotation | None = None) -> Tensor:
-    """Compute :func:`reference_attention` with the backend of :func:`choose_backend`. Prepare ``bias`` with
-    :func:`prepare_bias` when several layers use it."""
+    """Compute :func:`reference_attention` with the backend of :func:`choose_backend`.
+
+    Prepare ``bias`` with :func:`prepare_bias` when several layers use it.
+    """
     has_bias = any(part is not None for part in bias)
     length, head_width = heads.size(1), heads.size(-1)
     backend = choose_backend(heads.device, heads.dtype, head_width, has_bias, length=length, dropout=dropout)
@@ -275,7 +281,9 @@ def fused_attention(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: float, backend: Backend
 ) -> Tensor:
     """Call PyTorch's attention with one kernel: [B,H,T,d] each, and a mask from :func:`as_attention_mask` -> [B,H,T,d].
-    ``check_fused_attention`` of ``tests/helpers/fake_cuda.py`` states what each kernel accepts."""
+
+    ``check_fused_attention`` of ``tests/helpers/fake_cuda.py`` states what each kernel accepts.
+    """
     with sdpa_kernel(SDPA_BACKENDS[backend], set_priority=len(SDPA_BACKENDS[backend]) > 1):
         return scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout)
 
@@ -295,8 +303,10 @@ def window_of(side: str, reach: int | None) -> tuple[int, int]:
 
 
 def varlen_attention(heads: Tensor, keys: PackedKeys) -> Tensor:
-    """Compute softmax(q k^T / sqrt(d)) v within each sequence and window: [N,3,H,d] float16 or bfloat16 -> [N,H,d]. PyTorch's
-    FlashAttention on CUDA. PyTorch 2.15 would prefer cuDNN's kernel on Hopper, whose backward pass adds in any order."""
+    """Compute softmax(q k^T / sqrt(d)) v within each sequence and window: [N,3,H,d] float16 or bfloat16 -> [N,H,d].
+
+    PyTorch's FlashAttention on CUDA. PyTorch 2.15 would prefer cuDNN's kernel on Hopper, whose backward pass adds in any order.
+    """
     from torch.nn.attention.varlen import varlen_attn  # not in every PyTorch, see has_varlen()
 
     starts, longest, window = keys

@@ -36,9 +36,11 @@ GROUP_BYTES = 2 * 2**20
 
 
 def dropped_levels(probability: float) -> int:
-    """Return how many of LEVELS equally likely integers drop a value: the nearest number that does not drop all values. The
-    effective probability differs by at most 1 / (2 LEVELS) = 7.7e-6. :func:`keep_scale` uses the effective one, so the
-    expectation is exact."""
+    """Return how many of LEVELS equally likely integers drop a value: the nearest number that does not drop all values.
+
+    The effective probability differs by at most 1 / (2 LEVELS) = 7.7e-6. :func:`keep_scale` uses the effective one, so the
+    expectation is exact.
+    """
     return min(round(probability * LEVELS), LEVELS - 1)
 
 

@@ -81,8 +81,11 @@ def copy_cross_entropy(logits: Tensor, copy_logits: Tensor, inputs: Tensor, targ
 
 
 class ChunkSoftmax(NamedTuple):
-    """The softmax of a chunk over the whole vocabulary, in parts. Tokens that are never sampled have weight 0, and
-    ``max_logit`` is that of the others: their weights do not underflow beside a special token whose probability is near 1."""
+    """The softmax of a chunk over the whole vocabulary, in parts.
+
+    Tokens that are never sampled have weight 0, and ``max_logit`` is that of the others: their weights do not underflow beside
+    a special token whose probability is near 1.
+    """
 
     weights: Tensor  # [K,n,V], exp(logits - max_logit)
     max_logit: Tensor  # [K,n]

@@ -23,8 +23,10 @@ def gather_positions(states: Tensor, positions: Tensor) -> Tensor:
 
 
 def replace_positions(tokens: Tensor, positions: Tensor, values: Tensor, weights: Tensor) -> Tensor:
-    """Return a copy of ``tokens`` [B,T] with ``values`` [B,M] at ``positions`` [B,M] wherever ``weights`` [B,M] is not 0. A
-    padded slot writes back the present token: several slots may have position 0, and all write the same value."""
+    """Return a copy of ``tokens`` [B,T] with ``values`` [B,M] at ``positions`` [B,M] wherever ``weights`` [B,M] is not 0.
+
+    A padded slot writes back the present token: several slots may have position 0, and all write the same value.
+    """
     present = tokens.gather(1, positions)
     return tokens.scatter(1, positions, values.where(weights != 0, present))
 
@@ -47,9 +49,11 @@ def mark_positions(positions: Tensor, weights: Tensor, num_tokens: int) -> Tenso
 
 
 def random_positions(candidates: Tensor, counts: Tensor) -> Tensor:
-    """Sample ``counts`` [B] of each sequence's ``candidates`` [B,T] bool without replacement: [B,T] bool. Every set of that
-    size is equally likely. Random numbers come from PyTorch's default generator of the device. A sequence must have at least as
-    many candidates as are sampled."""
+    """Sample ``counts`` [B] of each sequence's ``candidates`` [B,T] bool without replacement: [B,T] bool.
+
+    Every set of that size is equally likely. Random numbers come from PyTorch's default generator of the device. A sequence
+    must have at least as many candidates as are sampled.
+    """
     scores = torch.rand(candidates.shape, device=candidates.device).masked_fill(~candidates, 2.0)
     ranks = scores.argsort(1).argsort(1)  # 0 for the smallest score
     return ranks < counts.unsqueeze(1)
@@ -114,7 +118,8 @@ def put_rows(states: Tensor, rows: Tensor, num_rows: int) -> Tensor:
 
 class _TakeRows(Function):
     """:func:`take_rows`, whose backward pass is :func:`put_rows`: that of ``index_select`` would add, with atomic operations,
-    whose order changes."""
+    whose order changes.
+    """
 
     @staticmethod
     def forward(ctx, states: Tensor, rows: Tensor) -> Tensor:
@@ -155,8 +160,10 @@ class Rotation(NamedTuple):
 
 
 def rotation(length: int, head_width: int, theta: float, device: torch.device) -> Rotation:
-    """Return the rotation of the positions 0 to T - 1: pair i of position t turns by t * theta^(-2 i / d) radians. The angles
-    are float32, as in Hugging Face's models: at position 8,192 they are exact to 5e-4."""
+    """Return the rotation of the positions 0 to T - 1: pair i of position t turns by t * theta^(-2 i / d) radians.
+
+    The angles are float32, as in Hugging Face's models: at position 8,192 they are exact to 5e-4.
+    """
     pairs = torch.arange(0, head_width, 2, dtype=torch.float32, device=device)
     frequencies = 1.0 / theta ** (pairs / head_width)
     angles = torch.arange(length, dtype=torch.float32, device=device)[:, None] * frequencies
@@ -164,8 +171,10 @@ def rotation(length: int, head_width: int, theta: float, device: torch.device) -
 
 
 def rotate(states: Tensor, by: Rotation) -> Tensor:
-    """Rotate the pairs (x_i, x_{i+d/2}) of each vector, in float32 or above: [...,T,d] -> [...,T,d] in the same dtype. The
-    pairs are those of Hugging Face's models; RoFormer's own are neighbors, which is another order of the same weights."""
+    """Rotate the pairs (x_i, x_{i+d/2}) of each vector, in float32 or above: [...,T,d] -> [...,T,d] in the same dtype.
+
+    The pairs are those of Hugging Face's models; RoFormer's own are neighbors, which is another order of the same weights.
+    """
     first, second = states.to(torch.promote_types(states.dtype, torch.float32)).chunk(2, dim=-1)
     turned = (torch.addcmul(first * by.cos, second, by.sin, value=-1), torch.addcmul(second * by.cos, first, by.sin))
     return torch.cat(turned, dim=-1).to(states.dtype)

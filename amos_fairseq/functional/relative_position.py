@@ -11,9 +11,12 @@ from torch import Tensor
 
 
 def t5_bucket(distance: Tensor, num_buckets: int, max_distance: int) -> Tensor:
-    """Return the bucket of each relative position: [...] int64 -> [...] int64 in [0, num_buckets). Half of the buckets are for
-    keys to the left or at the query, half for keys to the right. In each half, the lower half of the buckets holds one distance
-    each; the others grow logarithmically up to ``max_distance``, and the last one holds all larger distances."""
+    """Return the bucket of each relative position: [...] int64 -> [...] int64 in [0, num_buckets).
+
+    Half of the buckets are for keys to the left or at the query, half for keys to the right. In each half, the lower half of
+    the buckets holds one distance each; the others grow logarithmically up to ``max_distance``, and the last one holds all
+    larger distances.
+    """
     half = num_buckets // 2
     exact = half // 2
     size = distance.abs()
@@ -45,9 +48,11 @@ BUCKETS = {"t5": t5_bucket, "amos": amos_bucket}
 
 
 def toeplitz(values: Tensor) -> Tensor:
-    """Expand one value per distance to all pairs: [H, 2T-1] for distances -(T-1)..T-1 -> [H, T, T] (query, key). The result is
-    contiguous whatever the strides of ``values``: CUDA's fused attention requires ``stride(-1) == 1``. The gradient of a value
-    is the sum of a diagonal of up to T terms, so ``values`` should be float32 or wider."""
+    """Expand one value per distance to all pairs: [H, 2T-1] for distances -(T-1)..T-1 -> [H, T, T] (query, key).
+
+    The result is contiguous whatever the strides of ``values``: CUDA's fused attention requires ``stride(-1) == 1``. The
+    gradient of a value is the sum of a diagonal of up to T terms, so ``values`` should be float32 or wider.
+    """
     length = (values.size(-1) + 1) // 2
     # Window w holds the distances w-(T-1)..w, which belong to query T-1-w.
     return values.contiguous().unfold(-1, length, 1).flip(1)

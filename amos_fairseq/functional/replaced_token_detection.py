@@ -45,7 +45,9 @@ def logit_histogram(logits: Tensor, weights: Tensor) -> Tensor:
 
 def auc_from_histograms(positive: Tensor, negative: Tensor) -> float:
     """Return the area under the ROC curve from two histograms [bins] over the same bins; ties within a bin count one half.
-    Return nan if either class is empty: the area is not defined then."""
+
+    Return nan if either class is empty: the area is not defined then.
+    """
     positive, negative = positive.double(), negative.double()
     below = negative.cumsum(0) - negative
     wins = (positive * (below + negative / 2)).sum()
@@ -173,6 +175,8 @@ def policy_losses(log_probs: Tensor, rewards: Tensor, baseline_logits: Tensor) -
 
 
 def baseline_losses(baseline_logits: Tensor, rewards: Tensor) -> Tensor:
-    """Compute the cross entropy of sigmoid(baseline_logits) with target exp(-R), elementwise; its minimum is at b = R. R is a
-    negative log probability, so exp(-R) is a probability. Arguments as for :func:`policy_losses`."""
+    """Compute the cross entropy of sigmoid(baseline_logits) with target exp(-R), elementwise; its minimum is at b = R.
+
+    R is a negative log probability, so exp(-R) is a probability. Arguments as for :func:`policy_losses`.
+    """
     return binary_cross_entropy_with_logits(baseline_logits, (-rewards.detach()).exp(), reduction="none")

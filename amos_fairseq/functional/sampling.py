@@ -49,16 +49,20 @@ def forbid_tokens(logits: Tensor, tokens: Tensor) -> Tensor:
 
 
 def gumbel_top_k(logits: Tensor, noise: Tensor, k: int) -> Tensor:
-    """Sample k tokens without replacement from softmax(logits): [..., V] -> [..., k] int64, in the order of sampling. The
-    largest of logits + Gumbel(0, 1) is a sample of the softmax, and given it the second largest is one of the softmax over the
-    other tokens, and so on. At least k logits of a position must be above -inf."""
+    """Sample k tokens without replacement from softmax(logits): [..., V] -> [..., k] int64, in the order of sampling.
+
+    The largest of logits + Gumbel(0, 1) is a sample of the softmax, and given it the second largest is one of the softmax
+    over the other tokens, and so on. At least k logits of a position must be above -inf.
+    """
     return (logits + noise).topk(k, dim=-1).indices
 
 
 def sample_with_replacement(weights: Tensor, num_samples: int) -> Tensor:
-    """Sample S independent tokens for each position: weights [N,V] float32, not negative -> [N,S] int64. Random numbers come
-    from PyTorch's default generator of the device. Where all weights are 0, or one is nan, the result is a valid but
-    meaningless token id."""
+    """Sample S independent tokens for each position: weights [N,V] float32, not negative -> [N,S] int64.
+
+    Random numbers come from PyTorch's default generator of the device. Where all weights are 0, or one is nan, the result is
+    a valid but meaningless token id.
+    """
     blocks = split_into_blocks(weights)  # [N,G,V/G]
     block = pick(blocks.sum(-1), uniform(weights, num_samples))  # [N,S]
     column = pick(gather_blocks(blocks, block), uniform(weights, num_samples, 1)).squeeze(-1)
@@ -66,9 +70,11 @@ def sample_with_replacement(weights: Tensor, num_samples: int) -> Tensor:
 
 
 def sample_without_replacement(weights: Tensor, num_samples: int) -> Tensor:
-    """Sample S different tokens for each position, one after another: [N,V] -> [N,S] int64, in the order of sampling. The
-    distribution is that of :func:`gumbel_top_k`. ``weights`` is modified, and must have at least S entries above 0 for each
-    position."""
+    """Sample S different tokens for each position, one after another: [N,V] -> [N,S] int64, in the order of sampling.
+
+    The distribution is that of :func:`gumbel_top_k`. ``weights`` is modified, and must have at least S entries above 0 for each
+    position.
+    """
     blocks = split_into_blocks(weights)
     sums = blocks.sum(-1)  # [N,G]
     tokens = []
@@ -124,7 +130,9 @@ def top_k_of_samples(tokens: Tensor, total: Tensor) -> TopK:
 
 def scores_outside_top_k(weights: Tensor, top_k: TopK) -> Tensor:
     """Sample log(weights) + Gumbel noise of all tokens outside ``top_k``, given ``top_k``: [N,V] float32, -inf at its tokens.
-    An exponential number that is known to exceed a time exceeds it by another exponential number of the same rate."""
+
+    An exponential number that is known to exceed a time exceeds it by another exponential number of the same rate.
+    """
     excess = torch.empty_like(weights, dtype=torch.float64).exponential_() / weights
     scores = -(top_k.last_time + excess).log().float()
     return scores.scatter_(1, top_k.tokens, -math.inf)
@@ -156,8 +164,10 @@ def gather_blocks(blocks: Tensor, chosen: Tensor) -> Tensor:
 
 
 def pick(weights: Tensor, points: Tensor) -> Tensor:
-    """Return the entry that each point selects: weights [...,W], points [...,S] in [0, 1) float64 -> [...,S] int64. It is the
-    first entry whose cumulative share of the weights exceeds the point, so its own weight is above 0."""
+    """Return the entry that each point selects: weights [...,W], points [...,S] in [0, 1) float64 -> [...,S] int64.
+
+    It is the first entry whose cumulative share of the weights exceeds the point, so its own weight is above 0.
+    """
     ends = running_sums(weights.double())
     entries = torch.searchsorted(ends, points * (ends[..., -1:] * BELOW_ONE), right=True)
     return entries.clamp_(max=weights.size(-1) - 1)  # only nan can exceed it
@@ -177,14 +187,18 @@ def running_sums(values: Tensor) -> Tensor:
 
 
 def uniform(like: Tensor, *shape: int) -> Tensor:
-    """Sample numbers in [0, 1), [N,*shape] float64. With the 24 bits of float32, tokens of probability below 6e-8 would get a
-    wrong probability."""
+    """Sample numbers in [0, 1), [N,*shape] float64.
+
+    With the 24 bits of float32, tokens of probability below 6e-8 would get a wrong probability.
+    """
     return torch.rand(len(like), *shape, dtype=torch.float64, device=like.device)
 
 
 class ChunkMixture(Protocol):
-    """softmax(sum_d gamma^(d) logits^(d)) at the n positions of a chunk, over the tokens that may be sampled. It is represented
-    by sums over blocks of tokens. No method converts all logits of the chunk to float32."""
+    """softmax(sum_d gamma^(d) logits^(d)) at the n positions of a chunk, over the tokens that may be sampled.
+
+    It is represented by sums over blocks of tokens. No method converts all logits of the chunk to float32.
+    """
 
     @property
     def total(self) -> Tensor:
@@ -269,8 +283,11 @@ class MixtureReplacementSampler:
     temperature: float = 1.0  # tau of Gumbel-Softmax
 
     def __call__(self, logits: Tensor, weights: Tensor, chunk: slice) -> tuple[Tensor, ...]:
-        """Return the sampled tokens [n]. With entries, return also their tokens and scores [n,J], their logits [n,J,K], and the
-        truncated mass at some of the positions [0 to n]."""
+        """Return the sampled tokens [n].
+
+        With entries, return also their tokens and scores [n,J], their logits [n,J,K], and the truncated mass at some of the
+        positions [0 to n].
+        """
         mixed = softmax_weights(mix(logits, self.mixture_weights[chunk]))
         if not self.num_entries:
             return (sample_with_replacement(mixed, 1).squeeze(1),)
@@ -320,9 +337,11 @@ def exclude_tokens(logits: Tensor, tokens: Tensor) -> Tensor:
 
 
 def softmax_weights(logits: Tensor, all_above_0: bool = False) -> Tensor:
-    """Compute exp(logits - maximum) of each position in place of the logits [n,V]. ``all_above_0`` gives every token that may
-    be sampled at least e^-80, about 2e-35. This changes no distribution, and leaves a token to sample when all likelier ones
-    are removed."""
+    """Compute exp(logits - maximum) of each position in place of the logits [n,V].
+
+    ``all_above_0`` gives every token that may be sampled at least e^-80, about 2e-35. This changes no distribution, and leaves
+    a token to sample when all likelier ones are removed.
+    """
     never_sampled = logits < NEVER_SAMPLED_LOGIT / 2 if all_above_0 else None
     logits.sub_(logits.amax(-1, keepdim=True))
     if never_sampled is None:

@@ -52,7 +52,10 @@ class AmosConfig(ReplacementConfig):
     gumbel_temperature: float = setting(0.3, "temperature tau of Gumbel-Softmax", "above 0")
     # At V = 32,768 and temperature 0.3 the 128 largest hold all but 2e-5: functional/mixture.py.
     gumbel_entries: int = setting(
-        128, "largest Gumbel-Softmax entries that carry its gradient with --kernels fast; 0: all, exactly", "0 or more"
+        128,
+        "maximum number of Gumbel-Softmax entries, the largest ones, that carry its gradient with --kernels fast; "
+        "0: all, exactly",
+        "0 or more",
     )
     no_stop_gradient: bool = setting(False, "let deeper MLM losses train the shallower blocks too (ablation)")
     adversarial_mlm_multiplier: float = setting(
@@ -73,9 +76,11 @@ class AmosOutput(PretrainingOutput):
 
 @register_model("amos", dataclass=AmosConfig)
 class AmosModel(ReplacementModel):
-    """One generator with K MLM heads, a learned mixture of their outputs, and the discriminator, the final encoder. Token
-    embeddings are shared by generator, output layer and discriminator; positions, LayerNorms and bias tables are each encoder's
-    own. The generator has no dropout."""
+    """One generator with K MLM heads, a learned mixture of their outputs, and the discriminator, the final encoder.
+
+    Token embeddings are shared by generator, output layer and discriminator; positions, LayerNorms and bias tables are
+    each encoder's own. The generator has no dropout.
+    """
 
     def __init__(self, cfg: AmosConfig, vocabulary: PaddedVocabulary):
         super().__init__(cfg, vocabulary)
@@ -163,9 +168,11 @@ class AmosModel(ReplacementModel):
         return self.token_prediction(states, embedding, inputs, batch.originals, batch.masked_weights)
 
     def generate(self, batch: PretrainingBatch) -> tuple[list[Tensor], list[Tensor]]:
-        """Compute the features f^(d) and the MLM head's outputs h^(d) of each depth at the masked positions. K tensors [B,M,D]
-        and K of [B,M,E]. The input of the layer above a depth is detached, so each block is trained by its own head alone
-        (section 3.3)."""
+        """Compute the features f^(d) and the MLM head's outputs h^(d) of each depth at the masked positions.
+
+        K tensors [B,M,D] and K of [B,M,E]. The input of the layer above a depth is detached, so each block is trained by its
+        own head alone (section 3.3).
+        """
         if self.frozen_generator is not None:
             return self.frozen_generator(batch, self.padding_mask(batch))
         embeddings, padding_mask = self.embed_tokens(batch.masked_tokens), self.padding_mask(batch)
@@ -198,7 +205,9 @@ class AmosModel(ReplacementModel):
 
     def predict_and_sample(self, hidden: list[Tensor], gamma: Tensor, originals: Tensor) -> MixturePrediction:
         """Compute the MLM loss of each depth (Eq. 2) and sample from the mixture (Eq. 3), with the reversed gradient if used.
-        ``hidden``: h^(d), K tensors [B,M,E]; ``gamma`` [B,M,K] float32."""
+
+        ``hidden``: h^(d), K tensors [B,M,E]; ``gamma`` [B,M,K] float32.
+        """
         # A shared bias is added once, whatever the sum of the weights, which the temperature divides.
         heads = self.mlm_heads if self.mlm_heads and self.temperature == 1 else self.head_of_depth
         weights = OutputLayerWeights(

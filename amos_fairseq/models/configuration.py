@@ -74,7 +74,9 @@ VOCABULARY_MULTIPLE = 64
 @dataclass
 class EncoderConfig(FairseqDataclass):
     encoder: ChoiceEnum([BERT, MODERN]) = setting(
-        BERT, "architecture of all networks: BERT's or ModernBERT's (docs/which_encoder.md)"
+        BERT,
+        "architecture of all networks: bert, or modernbert (rotary positions, gated feed-forward networks, "
+        "LayerNorm before each block, local attention in most layers; docs/which_encoder.md)",
     )
     global_attention_every: int = setting(
         3, "modernbert: one layer in this many attends to all tokens, beginning with the first", "above 0"
@@ -96,7 +98,8 @@ class EncoderConfig(FairseqDataclass):
     token_types: int = setting(0, "token types of an imported encoder (BERT has 2)", "0 or more")
     encoder_lr_scale: float = setting(
         1.0,
-        "share of the learning rate for the encoder and its embeddings",
+        "learning rate of the encoder, its embeddings included, as a fraction of that of the rest: below 1 where the "
+        "encoder starts from trained weights and the heads from new ones",
         "above 0 and at most 1",
     )
     max_positions: int = setting(512, "longest sequence, in tokens", "above 0")
@@ -108,10 +111,15 @@ class EncoderConfig(FairseqDataclass):
         "tanh", "activation of a classification head's dense layer; linear: a head without dense layer"
     )
     layers: str = setting(
-        "last", "fine-tuning: the head reads the last layer, layer K (those above it are left out), or a mix of all"
+        "last",
+        "fine-tuning: states that the head reads: those of the last layer, those of layer K (a number from 1 on; "
+        "the layers above it are left out), or mix, a learned mixture of all layers",
     )
     new_top_layers: int = setting(
-        0, "fine-tuning: start this many of the top layers below the head from new random weights", "0 or more"
+        0,
+        "fine-tuning: start this many of the top layers below the head from new random weights instead of "
+        "pretrained ones",
+        "0 or more",
     )
     pooling: ChoiceEnum(list(POOLINGS)) = setting(
         "first", "fine-tuning: what a classification head reads: the state of the first token, or the mean of all"
@@ -133,7 +141,9 @@ class EncoderConfig(FairseqDataclass):
     )
     kernels: ChoiceEnum(["fast", "triton", "reference"]) = setting(
         "fast",
-        "of attention, dropout and output layer; triton: on CUDA (not run yet); reference: slow, by definition",
+        "implementation of attention, dropout and output layer; triton: this package's Triton kernels on "
+        "CUDA (not run on a GPU yet), elsewhere as fast; reference: the slow "
+        "reference implementation",
     )
     activation_checkpointing: bool = setting(
         False, "store only the input of every layer and recompute the rest in the backward pass"
@@ -142,17 +152,24 @@ class EncoderConfig(FairseqDataclass):
         False, "use torch.compile for the layers while training on a GPU (on a CPU they become slower)"
     )
     deterministic: bool = setting(
-        False, "on a GPU run only kernels that add in a fixed order: slower, equal bits (docs/precision.md)"
+        False,
+        "on a GPU run only kernels that add in a fixed order: slower, and the same seed gives the same bits, as "
+        "it always does on a CPU (docs/precision.md)",
     )
 
 
 @dataclass
 class DetectorConfig(EncoderConfig):
     disentangled_embeddings: bool = setting(
-        False, "let the discriminator learn only a difference from the generator's token embeddings (DeBERTaV3)"
+        False,
+        "give the discriminator the generator's token embeddings plus a difference, and let it train only this "
+        "(gradient-disentangled embedding sharing, DeBERTaV3); off: both train the same embeddings",
     )
     discriminator_lr_scale: float = setting(
-        1.0, "share of the learning rate for the discriminator's layers and head", "above 0 and at most 1"
+        1.0,
+        "learning rate of the discriminator's layers and head, as a fraction of that of the rest (in "
+        "the mini recipes 0.2, AMOS 0.05)",
+        "above 0 and at most 1",
     )
 
 
@@ -161,7 +178,10 @@ class DetectorWithMlmConfig(DetectorConfig):
     """The same, where the main network can also predict the original tokens."""
 
     encoder_mlm_weight: float = setting(
-        0.0, "weight of also predicting the originals at masked positions with the main network; 0: no", "0 or more"
+        0.0,
+        "also train the main network to predict the originals at the masked positions of the text with replaced "
+        "tokens, with this weight (0: no; neither ELECTRA nor AMOS has it)",
+        "0 or more",
     )
 
 
@@ -270,9 +290,12 @@ def make_detection_head(cfg: EncoderConfig, of_bert: type[DetectionHead]) -> Det
 
 
 def generator_config(cfg: EncoderConfig, num_layers: int = 0) -> TransformerConfig:
-    """Return the sizes of a generator that has ``cfg.generator_size`` of the encoder's width, FFN width and heads. A fraction
-    that gives less than one head gives one, as in ELECTRA's released code: 1/12 of base is 64 wide with one head. With
-    ``num_layers`` 0 it has as many layers as the encoder."""
+    """Return the sizes of a generator that has ``cfg.generator_size`` of the encoder's width, FFN width and heads.
+
+    A fraction that gives less than one head gives one, as in ELECTRA's released code: 1/12 of base is 64 wide with one head.
+
+    With ``num_layers`` 0 it has as many layers as the encoder.
+    """
     config, width = transformer_config(cfg, num_layers), embedding_width(cfg)
     sizes = {name: getattr(config, name) * cfg.generator_size for name in ("width", "ffn_width", "num_heads")}
     if 0 < sizes["num_heads"] < 1:
@@ -288,9 +311,11 @@ def generator_config(cfg: EncoderConfig, num_layers: int = 0) -> TransformerConf
 
 @dataclass(frozen=True)
 class PaddedVocabulary:
-    """The special tokens of a dictionary, and its size rounded up to a multiple of 64. The padding belongs to the model's
-    embedding, not to the dictionary, so every task that loads dict.txt and adds ``<mask>`` builds the same shapes. Padding
-    entries are never an input, a target or a sample."""
+    """The special tokens of a dictionary, and its size rounded up to a multiple of 64.
+
+    The padding belongs to the model's embedding, not to the dictionary, so every task that loads dict.txt and adds
+    ``<mask>`` builds the same shapes. Padding entries are never an input, a target or a sample.
+    """
 
     num_tokens: int  # of the dictionary, <mask> included
     pad: int
@@ -319,8 +344,10 @@ class PaddedVocabulary:
 
 
 def register_sizes(model: str, **also: dict) -> None:
-    """Register ``MODEL_tiny`` to ``MODEL_large`` and ``MODEL_modern_mini`` to ``MODEL_modern_large``. ``also`` adds the model's
-    own defaults for a name without that of the model, such as ``small`` or ``modern_small``."""
+    """Register ``MODEL_tiny`` to ``MODEL_large`` and ``MODEL_modern_mini`` to ``MODEL_modern_large``.
+
+    ``also`` adds the model's own defaults for a name without that of the model, such as ``small`` or ``modern_small``.
+    """
     modern = {f"{MODERN_ARCH}_{size}": numbers | MODERN_SETTINGS for size, numbers in MODERN_SIZES.items()}
     for size, settings in (SIZES | modern).items():
         register_model_architecture(model, f"{model}_{size}")(defaults_of({**settings, **also.get(size, {})}))

@@ -56,7 +56,8 @@ class ElectraConfig(ReplacementConfig):
     )
     generator: ChoiceEnum(["masked_lm", "unigram", "uniform"]) = setting(
         "masked_lm",
-        "replacement tokens: of a masked language model, by their frequency in the text, or uniform",
+        "distribution of the replacement tokens: a masked language model, the token frequencies of the training "
+        "text, or the uniform distribution",
     )
     generator_size: float = setting(
         1 / 3, "width, FFN width and attention heads of the generator, as a fraction of the encoder's", "above 0"
@@ -68,7 +69,9 @@ class ElectraConfig(ReplacementConfig):
     )
     adversarial: bool = setting(False, "train the generator by REINFORCE to mislead the discriminator (section 5.3.4)")
     main_objective: ChoiceEnum(["detection", "replace_mlm", "all_tokens_mlm"]) = setting(
-        "detection", "of the main network: detection, or predict originals at masked positions or of all tokens (5.4.3)"
+        "detection",
+        "objective of the main network: detect replaced tokens, or predict the originals at masked positions or "
+        "of all tokens (section 5.4.3)",
     )
 
 
@@ -92,9 +95,12 @@ class GeneratorOutput(NamedTuple):
 
 
 class TokenNoise(nn.Module):
-    """A generator without input: one distribution over the vocabulary for every position (thesis section 5.3.2). It holds a
-    count for each token of the vocabulary: 1, until :meth:`set_counts` sets the frequencies of a corpus. The counts are saved
-    with the model, so a checkpoint samples without its corpus. They are integers, which no cast to half precision rounds."""
+    """A generator without input: one distribution over the vocabulary for every position (thesis section 5.3.2).
+
+    It holds a count for each token of the vocabulary: 1, until :meth:`set_counts` sets the frequencies of a corpus. The
+    counts are saved with the model, so a checkpoint samples without its corpus. They are integers, which no cast to half
+    precision rounds.
+    """
 
     def __init__(self, vocabulary_size: int):
         super().__init__()
@@ -222,9 +228,12 @@ class ElectraModel(ReplacementModel, SingleMlmModel):
         )
 
     def predict_and_sample(self, features: Tensor | None, originals: Tensor) -> GeneratorOutput:
-        """Compute the generator's loss and sample the replacement tokens. A generator trained by reward needs a gradient
-        through all probabilities, and one without context has no output layer. Both compute all logits; only the other
-        generators have a fast path. ``features`` [B,M,D] are the generator's last states, None without context."""
+        """Compute the generator's loss and sample the replacement tokens.
+
+        A generator trained by reward needs a gradient through all probabilities, and one without context has no output
+        layer. Both compute all logits; only the other generators have a fast path. ``features`` [B,M,D] are the generator's
+        last states, None without context.
+        """
         if features is None:
             return GeneratorOutput(None, None, self.sample(self.noise_logits(None, originals)))
         hidden = self.generator_head(features)
@@ -250,9 +259,11 @@ class ElectraModel(ReplacementModel, SingleMlmModel):
         return torch.set_grad_enabled(torch.is_grad_enabled() and self.learns_by_likelihood)
 
     def noise_logits(self, hidden: Tensor | None, originals: Tensor) -> Tensor:
-        """Compute log q of the replacement tokens up to a constant, with -inf at tokens that are never sampled. ``hidden``
-        [B,M,E] is the output of the MLM head, None without context -> [B,M,V] float32. Only a generator that learns by reward
-        receives a gradient."""
+        """Compute log q of the replacement tokens up to a constant, with -inf at tokens that are never sampled.
+
+        ``hidden`` [B,M,E] is the output of the MLM head, None without context -> [B,M,V] float32. Only a generator that learns
+        by reward receives a gradient.
+        """
         with torch.set_grad_enabled(torch.is_grad_enabled() and self.cfg.adversarial):
             if hidden is None:
                 logits = self.token_noise(originals).masked_fill(self.never_sampled_mask, float("-inf"))
@@ -268,9 +279,11 @@ class ElectraModel(ReplacementModel, SingleMlmModel):
         return gumbel_max(logits, gumbel_noise(logits))
 
     def estimate_reward(self, features: Tensor, logits: Tensor, sampled: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute log q of the ``sampled`` tokens and the logits of the baseline w . sg(h), both [B,M] float32 (5.3.4). log q
-        has the generator's gradient. The input of the baseline, the generator's last states ``features`` [B,M,D], is detached,
-        so its loss trains w alone."""
+        """Compute log q of the ``sampled`` tokens and the logits of the baseline w . sg(h), both [B,M] float32 (5.3.4).
+
+        log q has the generator's gradient. The input of the baseline, the generator's last states ``features`` [B,M,D],
+        is detached, so its loss trains w alone.
+        """
         log_probs = logits.log_softmax(-1).gather(-1, sampled.unsqueeze(-1)).squeeze(-1)
         return log_probs, self.baseline(features.detach()).squeeze(-1).float()
 

@@ -58,7 +58,9 @@ class ElectricConfig(EncoderConfig):
         1 / 3, "width, FFN width and attention heads of each tower, as a fraction of the encoder's", "above 0"
     )
     generator_loss_tokens: ChoiceEnum(["sampled", "all"]) = setting(
-        "sampled", "tokens that train the two-tower generator: the sampled ones (thesis 5.1.5), or all (authors' code)"
+        "sampled",
+        "tokens whose loss trains the two-tower generator: the sampled ones (thesis section 5.1.5), or all (the "
+        "authors' code)",
     )
     # The task's own value. A task that does not pretrain has none, and the models of such a task do not use it.
     mask_prob: float = "${oc.select:task.mask_prob,0.15}"
@@ -162,8 +164,10 @@ class ElectricModel(PretrainingModel):
         return [str(self.generator.num_layers)]
 
     def forward(self, batch: PretrainingBatch) -> ElectricOutput:
-        """Predict, sample, corrupt, classify as noise or text (Algorithm 2). Noise is sampled at the masked positions;
-        ``masked_tokens`` is not used."""
+        """Predict, sample, corrupt, classify as noise or text (Algorithm 2).
+
+        Noise is sampled at the masked positions; ``masked_tokens`` is not used.
+        """
         tokens, positions, weights = batch.tokens, batch.masked_positions, batch.masked_weights
         padding_mask, is_scored = self.padding_mask(batch), self.is_scored(tokens)
         hidden = self.generate(tokens, padding_mask)
@@ -198,7 +202,8 @@ class ElectricModel(PretrainingModel):
 
     def predict_and_sample(self, hidden: Tensor, tokens: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Compute the output of :meth:`mlm_loss` for all tokens [B,T] or those at ``positions`` [B,M], and sample noise for the
-        latter, [B,M] int64; ``hidden`` [B,T,E] is the output of :meth:`generate`."""
+        latter, [B,M] int64; ``hidden`` [B,T,E] is the output of :meth:`generate`.
+        """
         bias, at_sampled = self.mlm_head.bias, gather_positions(hidden, positions)
         if self.cfg.generator_loss_tokens == "all":
             return *self.mlm_loss(hidden, bias, tokens), self.sample(at_sampled)
@@ -219,8 +224,10 @@ class ElectricModel(PretrainingModel):
 
     @torch.no_grad()
     def noise_log_probs(self, hidden: Tensor, tokens: Tensor) -> Tensor:
-        """Compute log q(token | rest) of the distribution that :meth:`sample` samples from, without a gradient. ``hidden``
-        [B,T,E] is the output of :meth:`generate` -> [B,T] float32, nats; 0 at special tokens, never sampled."""
+        """Compute log q(token | rest) of the distribution that :meth:`sample` samples from, without a gradient.
+
+        ``hidden`` [B,T,E] is the output of :meth:`generate` -> [B,T] float32, nats; 0 at special tokens, never sampled.
+        """
         log_probs = sampling_log_probs(
             hidden.flatten(0, 1),
             self.embed_tokens.weight,

@@ -167,8 +167,10 @@ class FineTunedModel(BaseFairseqModel):
         return tokens.eq(self.vocabulary.pad)
 
     def token_types(self, tokens: Tensor) -> Tensor | None:
-        """Return 0 in the first text, its ``</s>`` included, and 1 in the rest, a second separator included: [B,T] int64. None
-        if the encoder has no token types."""
+        """Return 0 in the first text, its ``</s>`` included, and 1 in the rest, a second separator included: [B,T] int64.
+
+        None if the encoder has no token types.
+        """
         if self.cfg.token_types == 0:
             return None
         ends = tokens.eq(self.vocabulary.end).long()
@@ -260,8 +262,10 @@ class TextModel(FineTunedModel):
         self, name: str, num_classes: int, scale: tuple[float, float] | None = None
     ) -> None:
         """Add a head for ``num_classes`` classes, or for regression (1). fairseq's ``sentence_prediction`` calls this.
+
         ``scale``: (mean, standard deviation) or (minimum, range) of the values of a regression. The head multiplies the output
-        of its layer by the second number and adds the first."""
+        of its layer by the second number and adds the first.
+        """
         cfg = self.cfg
         self.classification_heads[name] = ClassificationHead(
             cfg.encoder_embed_dim,

@@ -39,7 +39,9 @@ class ReplacementConfig(DetectorWithMlmConfig):
     """A discriminator whose replacement tokens are samples of its own generator, or of a frozen one."""
 
     generator_checkpoint: str = setting(
-        "", "checkpoint of this package, or FILE1:FILE2, whose MLM heads sample the replacements, untrained"
+        "",
+        "checkpoint of this package whose MLM head or heads sample the replacement tokens and are not trained, with the "
+        "tokens of this corpus; FILE1:FILE2 are several, for amos (default: a generator that is trained)",
     )
     generator_temperature: float = setting(
         1.0, "sample with the generator's probabilities to the power 1 / temperature", "above 0"
@@ -86,8 +88,10 @@ class FrozenGenerator(nn.Module):
         return [head for heads in self.heads for head in heads]
 
     def forward(self, batch: PretrainingBatch, padding_mask: Tensor | None) -> tuple[list[Tensor], list[Tensor]]:
-        """Compute the features f^(d) and outputs h^(d) of each depth at the masked positions. K tensors [B,M,D] and K of
-        [B,M,E], where D and E are the sums over the checkpoints."""
+        """Compute the features f^(d) and outputs h^(d) of each depth at the masked positions.
+
+        K tensors [B,M,D] and K of [B,M,E], where D and E are the sums over the checkpoints.
+        """
         features, hidden, positions = [], [], batch.masked_positions
         for inputs, encoder, heads, depths, table in zip(
             self.inputs, self.encoders, self.heads, self.depths, self.table_of, strict=True
@@ -171,8 +175,10 @@ class ReplacementModel(PretrainingModel):
     @property
     def temperature(self) -> float:
         """The sampling temperature T(u) = T_1 + (T_0 - T_1) exp(-u / tau), u the share of the planned updates that is done.
+
         ``--generator-temperature-start`` is T_0, ``--generator-temperature`` T_1, ``--generator-temperature-decay`` tau. The
-        form is after Fast-ELECTRA (Dong et al., ICLR 2024); values are ours, not compared with the paper's."""
+        form is after Fast-ELECTRA (Dong et al., ICLR 2024); values are ours, not compared with the paper's.
+        """
         last, first = self.cfg.generator_temperature, self.cfg.generator_temperature_start
         if not first:
             return last
@@ -196,8 +202,10 @@ class ReplacementModel(PretrainingModel):
             self.start_from(state_dict, here)
 
     def start_from(self, state_dict: dict[str, Tensor], here: dict[str, Tensor]) -> None:
-        """Turn the weights of another model, in place, into those of this one: its encoder, embeddings and detection head. What
-        it lacks keeps the initial values of this model, ``here``."""
+        """Turn the weights of another model, in place, into those of this one: its encoder, embeddings and detection head.
+
+        What it lacks keeps the initial values of this model, ``here``.
+        """
         if DELTA in state_dict:
             state_dict[f"{EMBEDDING}weight"] = state_dict[f"{EMBEDDING}weight"] + state_dict.pop(DELTA)
         for key in list(state_dict):

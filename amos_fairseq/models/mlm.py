@@ -47,7 +47,9 @@ class StockMaskedLm(MlmModel):
 
     def forward(self, src_tokens: Tensor, masked_tokens: Tensor | None = None, **unused: Any) -> tuple[Tensor, None]:
         """Compute the logits at ``masked_tokens`` ([B,T] bool; None: everywhere) of ``src_tokens`` [B,T] int64: [N,V] float32.
-        fairseq's criterion also passes ``src_lengths`` and ``src_id``, which RoBERTa does not use either."""
+
+        fairseq's criterion also passes ``src_lengths`` and ``src_id``, which RoBERTa does not use either.
+        """
         states = self.extract_features(src_tokens)
         states = states.flatten(0, 1) if masked_tokens is None else states[masked_tokens]
         return self.logits(self.mlm_head(states), self.mlm_head.bias), None

@@ -112,8 +112,10 @@ class DisentangledEmbedding(nn.Module):
 
 
 class PretrainingModel(BaseFairseqModel, abc.ABC):
-    """A model that is pretrained on masked blocks. After pretraining, users need ``encoder`` and ``encoder_embedding``. A
-    subclass adds its modules and then calls :meth:`initialize`."""
+    """A model that is pretrained on masked blocks. After pretraining, users need ``encoder`` and ``encoder_embedding``.
+
+    A subclass adds its modules and then calls :meth:`initialize`.
+    """
 
     # What fine-tuning takes from a checkpoint.
     pretrained_encoder: type[PretrainedEncoder] = PretrainedEncoder
@@ -146,7 +148,8 @@ class PretrainingModel(BaseFairseqModel, abc.ABC):
     @classmethod
     def build_model(cls, cfg: EncoderConfig, task: Any) -> BaseFairseqModel:
         """Build this model for a task that masks blocks, which has a ``masked_share``; for any other task its encoder in the
-        ``model_class`` of the task, by default that with heads for texts."""
+        ``model_class`` of the task, by default that with heads for texts.
+        """
         vocabulary = PaddedVocabulary.of(task.source_dictionary)
         try:
             if isinstance(task, MaskedLMTask):
@@ -246,9 +249,11 @@ class PretrainingModel(BaseFairseqModel, abc.ABC):
         return self.embed_tokens
 
     def mlm_loss(self, hidden: Tensor, bias: Tensor, originals: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute the MLM loss of each position: softmax over the vocabulary of e(x) . hidden + bias (TEAMS Eq. 2). ``hidden``
-        [...,E] is the output of an MLM head, ``bias`` [V] -> -log p(original) [...] float32 in nats, and whether the original
-        is the most probable token [...] bool."""
+        """Compute the MLM loss of each position: softmax over the vocabulary of e(x) . hidden + bias (TEAMS Eq. 2).
+
+        ``hidden`` [...,E] is the output of an MLM head, ``bias`` [V] -> -log p(original) [...] float32 in nats, and whether the
+        original is the most probable token [...] bool.
+        """
         kernels = str(self.cfg.kernels) if self.is_fast else "reference"
         return cross_entropy(hidden, self.generator_embedding.weight, bias, originals, kernels)
 
@@ -291,8 +296,9 @@ class PretrainingModel(BaseFairseqModel, abc.ABC):
 
     @abc.abstractmethod
     def predict_logits(self, batch: PretrainingBatch) -> tuple[Tensor, Tensor]:
-        """Compute all logits of each of the generator's K depths, to inspect a model rather than to train it: [K,B,M,V] float32
-        before special tokens are excluded, and mixture weights [B,M,K]."""
+        """Compute all logits of each of the generator's K depths, to inspect a model rather than to train it: [K,B,M,V]
+        float32 before special tokens are excluded, and mixture weights [B,M,K].
+        """
 
     def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> None:
         """Prepare weights to be loaded: those of a model with plainly shared embeddings have a difference of 0."""

@@ -61,7 +61,9 @@ class TeamsConfig(DetectorConfig):
         "sampled", "sampled from the generator's softmax without replacement, or its K most likely (Figure 5)"
     )
     task_heads: ChoiceEnum(["attention", "extra_layer", "ffn"]) = setting(
-        "attention", "a branch per task: the last layer and one beside it, one more each, or an FFN per token (Table 3)"
+        "attention",
+        "one branch per task: the last layer and another one beside it; two layers on top of all layers; or a "
+        "feed-forward network per token on top of all layers (Table 3)",
     )
     rtd_loss_weight: float = setting(
         5.0, "lambda_1, weight of replaced token detection; 0 leaves its branch out (Table 2)", "0 or more"
@@ -180,8 +182,11 @@ class TeamsModel(SingleMlmModel):
         return self.generator
 
     def forward(self, batch: PretrainingBatch) -> TeamsOutput:
-        """Predict the masked tokens, sample, corrupt, sample candidates, detect, select. P_D(x_i^R = x_i) = sigmoid(w .
-        h_RTD(x^R)_i) (TEAMS Eq. 3 and 6) is sigmoid(-rtd_logits): the logits are positive for "replaced"."""
+        """Predict the masked tokens, sample, corrupt, sample candidates, detect, select.
+
+        P_D(x_i^R = x_i) = sigmoid(w . h_RTD(x^R)_i) (TEAMS Eq. 3 and 6) is sigmoid(-rtd_logits): the logits are positive for
+        "replaced".
+        """
         positions = batch.masked_positions
         nll, correct, sampled, candidates = self.predict_and_sample(self.generate(batch), batch.originals)
         corrupted = replace_positions(batch.tokens, positions, sampled, batch.masked_weights)
@@ -233,9 +238,11 @@ class TeamsModel(SingleMlmModel):
     def discriminate(
         self, corrupted: Tensor, padding_mask: Tensor | None, selected: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Compute the states of multi-word selection and of detection, each [B,T,D], from tokens [B,T] int64. With a single
-        task both are the same tensor. With ``selected`` [B,M] int64 the states of multi-word selection are computed at these
-        positions alone: [B,M,D]."""
+        """Compute the states of multi-word selection and of detection, each [B,T,D], from tokens [B,T] int64.
+
+        With a single task both are the same tensor. With ``selected`` [B,M] int64 the states of multi-word selection are
+        computed at these positions alone: [B,M,D].
+        """
         embeddings = self.encoder_embedding(corrupted)
         if self.rtd_ffn is not None:
             states = self.discriminator(embeddings, padding_mask)[-1]
@@ -251,8 +258,10 @@ class TeamsModel(SingleMlmModel):
         return states[-1], LayerOutputs([rtd_sums], states.final_norm)[-1]
 
     def select(self, states: Tensor, candidates: Tensor) -> Tensor:
-        """Compute the logit e(x') . h_MWS(x^R)_i of every candidate x' in S_i (TEAMS Eq. 5 and 7). [B,M,D] states, [B,M,1+K]
-        int64 candidates -> [B,M,1+K] float32."""
+        """Compute the logit e(x') . h_MWS(x^R)_i of every candidate x' in S_i (TEAMS Eq. 5 and 7).
+
+        [B,M,D] states, [B,M,1+K] int64 candidates -> [B,M,1+K] float32.
+        """
         hidden = self.mws_head(states)  # [B,M,E]
         return torch.einsum("bme,bmke->bmk", hidden, self.encoder_embedding(candidates)).float()
 

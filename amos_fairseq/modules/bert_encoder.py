@@ -77,9 +77,11 @@ class SelfAttention(nn.Module):
         positions: Tensor | None = None,
         packing: Packing | None = None,
     ) -> Tensor:
-        """Compute attention: [B,T,D] -> [B,T,D], or [B,M,D] at ``positions`` [B,M] int64; packed, [1,N,D] -> [1,N,D]. ``bias``
-        is added to the scores. With a :class:`ToeplitzBias` the Triton kernels run, which compute only the given positions; the
-        other backends compute all positions and select. The scores of packed states are padded."""
+        """Compute attention: [B,T,D] -> [B,T,D], or [B,M,D] at ``positions`` [B,M] int64; packed, [1,N,D] -> [1,N,D].
+
+        ``bias`` is added to the scores. With a :class:`ToeplitzBias` the Triton kernels run, which compute only the given
+        positions; the other backends compute all positions and select. The scores of packed states are padded.
+        """
         heads = self.query_key_value(states).unflatten(-1, (3, self.num_heads, -1))  # [B,T,3,H,d]
         heads = heads if packing is None else packing.unpack(heads)
         dropout = self.dropout if self.training else 0.0
@@ -116,9 +118,11 @@ class BertLayer(TransformerLayer):
 
 
 class BertEncoder(TransformerEncoder):
-    """Add positions and token types to given token embeddings, apply LayerNorm, dropout, a projection to D, and the layers. The
-    projection exists only if E differs from D. With scheme ``t5`` this is exactly Hugging Face's ``MPNetModel`` (positions
-    count from 0 here), with ``none`` its ``ElectraModel``."""
+    """Add positions and token types to given token embeddings, apply LayerNorm, dropout, a projection to D, and the layers.
+
+    The projection exists only if E differs from D. With scheme ``t5`` this is exactly Hugging Face's ``MPNetModel`` (positions
+    count from 0 here), with ``none`` its ``ElectraModel``.
+    """
 
     def __init__(self, shape: BertEncoderConfig):
         super().__init__(shape)
@@ -164,8 +168,10 @@ class BertEncoder(TransformerEncoder):
     def attention_context(
         self, embeddings: Tensor, padding_mask: Tensor | None, packing: Packing | None = None
     ) -> Bias:
-        """Return relative positions and masked pairs in the form that the layers require, of padded sequences. Either a value
-        [H,2T-1] for each distance, or [H,T,T] float32 and [B or 1, 1, T or 1, T]."""
+        """Return relative positions and masked pairs in the form that the layers require, of padded sequences.
+
+        Either a value [H,2T-1] for each distance, or [H,T,T] float32 and [B or 1, 1, T or 1, T].
+        """
         length, has_bias = embeddings.size(1), self.relative_position is not None
         head_width, with_triton = self.shape.width // self.shape.num_heads, self.shape.kernels == "triton"
         if choose_backend(embeddings.device, embeddings.dtype, head_width, has_bias, with_triton) == "triton":
@@ -206,9 +212,12 @@ class RelativePositionBias(nn.Module):
         return toeplitz(self.values(length))
 
     def values(self, length: int) -> Tensor:
-        """Return [H, 2T-1] for T = ``length``, contiguous; entry (h, w) belongs to key - query = w - (T-1). The result is
-        float32 (float64 for a float64 table), also for a table in 16 bits: the gradient of a row sums thousands of entries, and
-        in bfloat16 such a sum is wrong by several percent. It is cast to the dtype of the table once, at the end."""
+        """Return [H, 2T-1] for T = ``length``, contiguous; entry (h, w) belongs to key - query = w - (T-1).
+
+        The result is float32 (float64 for a float64 table), also for a table in 16 bits: the gradient of a row sums
+        thousands of entries, and in bfloat16 such a sum is wrong by several percent. It is cast to the dtype of the table
+        once, at the end.
+        """
         table = self.table.weight
         distance = torch.arange(1 - length, length, device=table.device)
         rows = self.bucket(distance, self.table.num_embeddings, self.max_distance)

@@ -77,8 +77,10 @@ def make_dropout(probability: float, kernels: str) -> nn.Dropout:
 
 
 class TransformerLayer(nn.Module):
-    """A layer of an encoder, called with its input, the encoder's ``attention_context()``, positions and packing. Its input is
-    [B,T,D], or [1,N,D] where there is a packing."""
+    """A layer of an encoder, called with its input, the encoder's ``attention_context()``, positions and packing.
+
+    Its input is [B,T,D], or [1,N,D] where there is a packing.
+    """
 
     def initialize(self, std: float) -> None:
         """Set initial values of linear layers that differ from BERT's, N(0, ``std``); biases are 0 already."""
@@ -115,9 +117,11 @@ def compiled_call() -> LayerCall:
 
 @dataclass(frozen=True)
 class LayerOutputs:
-    """The outputs of an encoder's layers, as the input of the next layer and as the states that heads read. In an encoder with
-    LayerNorm before each block, a layer adds to a sum that no LayerNorm has normalized yet. Heads read that sum through the
-    encoder's last LayerNorm. In a post-LayerNorm encoder both are the same tensor."""
+    """The outputs of an encoder's layers, as the input of the next layer and as the states that heads read.
+
+    In an encoder with LayerNorm before each block, a layer adds to a sum that no LayerNorm has normalized yet. Heads read that
+    sum through the encoder's last LayerNorm. In a post-LayerNorm encoder both are the same tensor.
+    """
 
     # What each layer passes on, [B,T,D]; the last [B,M,D] if only some positions were computed; [1,N,D] if packed.
     sums: list[Tensor]
@@ -293,8 +297,11 @@ def one_sided(encoder: TransformerEncoder, side: str, num_layers: int) -> Transf
 
 
 class ParameterGroup(NamedTuple):
-    """The attribute ``param_group`` of a parameter. fairseq's mixed-precision wrapper copies this attribute, and no other, to
-    its float32 master weights. Therefore it holds everything that the optimizer needs to know about a parameter."""
+    """The attribute ``param_group`` of a parameter.
+
+    fairseq's mixed-precision wrapper copies this attribute, and no other, to its float32 master weights. Therefore it holds
+    everything that the optimizer needs to know about a parameter.
+    """
 
     is_decayed: bool = True  # whether weight decay applies
     # 0 for the heads, 1 for the layer below them, and so on down to the embeddings; None if the model does not assign depths.
@@ -309,9 +316,11 @@ def parameter_group(parameter: nn.Parameter) -> ParameterGroup:
 
 
 def initialize(model: nn.Module, std: float, linear_std: float) -> None:
-    """Set BERT's initial values: weights N(0, std), biases 0, LayerNorm 1 and 0, padding embedding 0. The layers of ModernBERT
-    then set the weights of their linear layers as its authors do; embeddings and heads keep BERT's. ``linear_std`` is for the
-    weights of linear layers: at width 64, post-LayerNorm with 0.02 stays on the unigram plateau."""
+    """Set BERT's initial values: weights N(0, std), biases 0, LayerNorm 1 and 0, padding embedding 0.
+
+    The layers of ModernBERT then set the weights of their linear layers as its authors do; embeddings and heads keep BERT's.
+    ``linear_std`` is for the weights of linear layers: at width 64, post-LayerNorm with 0.02 stays on the unigram plateau.
+    """
     for module in model.modules():
         if isinstance(module, nn.Linear):
             nn.init.normal_(module.weight, std=linear_std)

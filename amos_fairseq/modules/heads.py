@@ -13,8 +13,10 @@ from amos_fairseq.modules.encoder import make_dropout
 
 
 class EmbeddingHead(nn.Module):
-    """Project states, by default to the space of the token embeddings for comparison with them: dense, gelu, LayerNorm. With
-    ``has_biases`` this is BERT's; without, all heads of ModernBERT begin with it."""
+    """Project states, by default to the space of the token embeddings for comparison with them: dense, gelu, LayerNorm.
+
+    With ``has_biases`` this is BERT's; without, all heads of ModernBERT begin with it.
+    """
 
     def __init__(self, width: int, embedding_width: int, layer_norm_eps: float, has_biases: bool = True):
         super().__init__()
@@ -27,8 +29,10 @@ class EmbeddingHead(nn.Module):
 
 
 class MlmHead(EmbeddingHead):
-    """The projection before the tied output layer of a masked language model, and that layer's bias. In AMOS the input is f^(d)
-    and the output h^(d) (section 3.3); the logits are h^(d) E^T + bias with the token embeddings E."""
+    """The projection before the tied output layer of a masked language model, and that layer's bias.
+
+    In AMOS the input is f^(d) and the output h^(d) (section 3.3); the logits are h^(d) E^T + bias with the token embeddings E.
+    """
 
     def __init__(
         self, width: int, embedding_width: int, vocabulary_size: int, layer_norm_eps: float, has_biases: bool = True
@@ -66,9 +70,11 @@ class TokenPrediction(nn.Module):
     def forward(
         self, states: Tensor, embedding: Tensor, inputs: Tensor, originals: Tensor, weights: Tensor
     ) -> TokenPredictions:
-        """Predict the original tokens from the last states of the main network. ``states`` [B,N,D]; ``embedding`` [V,E], of the
-        tokens; ``inputs`` [B,N] int64, the input tokens of the main network at these positions; ``weights`` [B,N], 1, or 0
-        where the prediction does not count."""
+        """Predict the original tokens from the last states of the main network.
+
+        ``states`` [B,N,D]; ``embedding`` [V,E], of the tokens; ``inputs`` [B,N] int64, the input tokens of the main network at
+        these positions; ``weights`` [B,N], 1, or 0 where the prediction does not count.
+        """
         hidden, bias = self.mlm_head(states), self.mlm_head.bias
         if self.copy_layer is None:
             return TokenPredictions(

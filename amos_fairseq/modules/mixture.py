@@ -131,9 +131,11 @@ class Adversary:
 def predict_reference(
     hidden: Sequence[Tensor], gamma: Tensor, originals: Tensor, weights: OutputLayerWeights, adversary: Adversary | None
 ) -> MixturePrediction:
-    """Compute the losses and sample, with all logits in memory: the reference implementation. ``hidden``: h^(d), K tensors
-    [B,M,E]; ``gamma`` [B,M,K] float32; ``originals`` [B,M] int64; ``adversary`` is None if no gradient passes through the
-    samples."""
+    """Compute the losses and sample, with all logits in memory: the reference implementation.
+
+    ``hidden``: h^(d), K tensors [B,M,E]; ``gamma`` [B,M,K] float32; ``originals`` [B,M] int64; ``adversary`` is None if no
+    gradient passes through the samples.
+    """
     biases = list(weights.biases) * (len(hidden) // len(weights.biases))
     losses = [
         linear_cross_entropy(h, weights.embedding, bias, originals) for h, bias in zip(hidden, biases, strict=True)
@@ -159,9 +161,11 @@ def sample_reference(
 def predict_chunked(
     hidden: Sequence[Tensor], gamma: Tensor, originals: Tensor, weights: OutputLayerWeights, adversary: Adversary | None
 ) -> MixturePrediction:
-    """Compute :func:`predict_reference` in chunks of positions; same arguments. If ``adversary`` limits the entries, the
-    samples have the same distribution, and the gradient lacks the entries beyond the largest ones: see
-    :mod:`amos_fairseq.functional.mixture`."""
+    """Compute :func:`predict_reference` in chunks of positions; same arguments.
+
+    If ``adversary`` limits the entries, the samples have the same distribution, and the gradient lacks the entries beyond the
+    largest ones: see :mod:`amos_fairseq.functional.mixture`.
+    """
     states = torch.stack([h.flatten(0, 1) for h in hidden])  # [K,N,E] with N = B M
     flat_gamma, targets, shape = gamma.flatten(0, 1), originals.flatten(), originals.shape
     num_entries = adversary.num_entries if adversary else 0

@@ -134,9 +134,11 @@ class ModernBertLayer(TransformerLayer):
         self.dropout = make_dropout(shape.dropout, shape.kernels)
 
     def initialize(self, std: float) -> None:
-        """Set the initial weights of linear layers as the authors' code does for its base model. N(0, std) without values
-        beyond 2 std; std is divided by sqrt(2 L) where a linear layer adds to the sum, which happens 2 L times
-        (``full_megatron`` of https://github.com/AnswerDotAI/ModernBERT)."""
+        """Set the initial weights of linear layers as the authors' code does for its base model.
+
+        N(0, std) without values beyond 2 std; std is divided by sqrt(2 L) where a linear layer adds to the sum, which happens
+        2 L times (``full_megatron`` of https://github.com/AnswerDotAI/ModernBERT).
+        """
         for layer in (self.attention.query_key_value, self.ffn_in):
             truncated_normal_(layer.weight, std)
         for layer in (self.attention.output, self.ffn_out):
@@ -162,8 +164,10 @@ def layer_norm(width: int, shape: ModernBertEncoderConfig) -> nn.LayerNorm:
 
 
 def geglu(states: Tensor, weight: Tensor) -> Tensor:
-    """Compute gelu(W_a x) * (W_b x) with the exact gelu (Shazeer, 2020, "GLU Variants Improve Transformer", Eq. 6). ``states``
-    x [...,D], ``weight`` [2F,D], W_a above W_b -> [...,F]."""
+    """Compute gelu(W_a x) * (W_b x) with the exact gelu (Shazeer, 2020, "GLU Variants Improve Transformer", Eq. 6).
+
+    ``states`` x [...,D], ``weight`` [2F,D], W_a above W_b -> [...,F].
+    """
     # On one core of an AMD EPYC (25 November 2026, torch 2.13, bfloat16, 4,096 tokens, D = 128, F = 344) a feed-forward network
     # takes 17 milliseconds forward and backward with two products, 29 with one: the halves of one product are not contiguous,
     # and oneDNN's gelu needs contiguous values. BERT's network with F = 512 and as many weights takes 17.
@@ -176,8 +180,10 @@ def geglu(states: Tensor, weight: Tensor) -> Tensor:
 
 class ModernBertEncoder(TransformerEncoder):
     """Apply LayerNorm and dropout to given token embeddings, then the layers; heads read their sum through a last LayerNorm.
+
     This is Hugging Face's ``ModernBertModel``. Departure: if E differs from D, as in a generator that is narrower than its
-    discriminator, a projection without bias follows the LayerNorm of the embeddings."""
+    discriminator, a projection without bias follows the LayerNorm of the embeddings.
+    """
 
     def __init__(self, shape: ModernBertEncoderConfig):
         super().__init__(shape)
@@ -267,8 +273,10 @@ class ModernBertEncoder(TransformerEncoder):
 
 
 def truncated_normal_(weight: Tensor, std: float) -> None:
-    """Fill ``weight`` with N(0, std) given that no value is beyond :data:`CUTOFF` standard deviations. By the inverse of its
-    distribution function. PyTorch's draws again until all values are inside, which the host waits for."""
+    """Fill ``weight`` with N(0, std) given that no value is beyond :data:`CUTOFF` standard deviations.
+
+    By the inverse of its distribution function. PyTorch's draws again until all values are inside, which the host waits for.
+    """
     share = math.erf(CUTOFF / math.sqrt(2))
     with torch.no_grad():
         weight.uniform_(-share, share).erfinv_().mul_(std * math.sqrt(2)).clamp_(-CUTOFF * std, CUTOFF * std)

@@ -170,17 +170,25 @@ class ShortenedTexts(BaseWrapperDataset):
 
 
 def chosen_rows(num_rows: int, most: int | None) -> np.ndarray:
-    """Return the rows that ``--max-rows`` keeps: [N] int64, ascending; all of them for None. They depend on the two numbers
-    alone, so that models with other seeds and tokenizers train on the same rows."""
+    """Return the rows that ``--max-rows`` keeps: [N] int64, ascending; all of them for None.
+
+    They depend on the two numbers alone, so that models with other seeds and tokenizers train on the same rows.
+    """
     if most is None or num_rows <= most:
         return np.arange(num_rows)
     return np.sort(keyed_generator(Purpose.TRAINING_ROWS, 0, 0, 0).permutation(num_rows)[:most])
 
 
 class LabeledTexts(LabeledSequences):
-    """The rows of a split with their labels, cut to ``max_tokens``. ``record``: content of ``task.json``; ``teacher``:
-    predictions of another model for these rows, [N, outputs]: probabilities of the classes or labels, or a number in the unit
-    of the label."""
+    """The rows of a split with their labels, cut to ``max_tokens``.
+
+    Args:
+        record: content of ``task.json``.
+        separator: value of ``--separator-token``.
+        max_rows: largest number of rows to keep, see :func:`chosen_rows`; None for all.
+        teacher: predictions of another model for these rows, [N, outputs]: probabilities of the classes or labels, or a
+            number in the unit of the label.
+    """
 
     def __init__(
         self,
@@ -216,7 +224,9 @@ class LabeledTexts(LabeledSequences):
 
     def labels_of(self, rows: Tensor) -> dict[str, Tensor]:
         """Return ``target``: classes [B] int64, labels [B, num_labels] bool, or numbers [B] float64; with a teacher also
-        ``teacher``, [B, outputs] float64. ``rows``: [B] int64. With ``--fp16`` or ``--bf16`` fairseq converts every float32
-        tensor of a batch."""
+        ``teacher``, [B, outputs] float64. ``rows``: [B] int64.
+
+        With ``--fp16`` or ``--bf16`` fairseq converts every float32 tensor of a batch.
+        """
         labels = {"target": torch.from_numpy(self.targets)[rows]}
         return labels if self._teacher is None else labels | {"teacher": self._teacher[rows].double()}

@@ -86,9 +86,11 @@ def label_table(
     device: str,
     stop: threading.Event,
 ) -> int:
-    """Write the rows of ``file`` to ``out`` with ``prediction`` and, for classes, ``probability``; return their number. Each
-    row is one of ``out``. The added columns of a row without text are empty, and all columns of a row with another number of
-    them. Header and quotes are those of the table that ``results``, the OUT of ``amos classify``, was trained on."""
+    """Write the rows of ``file`` to ``out`` with ``prediction`` and, for classes, ``probability``; return their number.
+
+    Each row is one of ``out``. The added columns of a row without text are empty, and all columns of a row with another number
+    of them. Header and quotes are those of the table that ``results``, the OUT of ``amos classify``, was trained on.
+    """
     if out.suffix.lower() not in SUFFIXES or out.is_dir():
         raise UserError(f"--out {out}: with --predict it is a file: give a name that ends with {', '.join(SUFFIXES)}")
     if out.exists() and file.exists() and out.samefile(file):
@@ -179,9 +181,11 @@ def predicted_cells(record: Mapping[str, Any], logits: np.ndarray) -> Iterator[d
 
 
 def table_lines(suffix: str, columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield the lines of a table: JSON lines, or CSV, with tabs for .tsv, in which lists and objects are JSON. In all of them a
-    decimal number keeps its digits as text, NaN is missing (null, or an empty cell), and the infinities are the texts Infinity
-    and -Infinity, because JSON has neither."""
+    """Yield the lines of a table: JSON lines, or CSV, with tabs for .tsv, in which lists and objects are JSON.
+
+    In all of them a decimal number keeps its digits as text, NaN is missing (null, or an empty cell), and the infinities are
+    the texts Infinity and -Infinity, because JSON has neither.
+    """
     plain_rows = ({name: without_nan(row[name]) for name in columns} for row in rows)
     if suffix == ".jsonl":
         return (f"{as_json(row)}\n" for row in plain_rows)

@@ -77,8 +77,11 @@ def with_lists(labels: Sequence[Any], source: str) -> list[Any]:
 
 
 def infer_kind(labels: Sequence[Any], source: str) -> str:
-    """Return what the labels are. "labels": lists. "number": numbers, some with a fraction. "classes": names, and whole numbers
-    that number the classes. Raise :class:`UserError` for other whole numbers, such as prices, and for numbers among names."""
+    """Return what the labels are; none of them is missing.
+
+    "labels": lists. "number": numbers, some with a fraction. "classes": names, and whole numbers that number the classes.
+    Raise :class:`UserError` for other whole numbers, such as prices, ages and a scale to 100, and for numbers among names.
+    """
     if any(isinstance(label, list | tuple) for label in labels):
         return "labels"
     found = list(map(number_of, labels))
@@ -104,9 +107,11 @@ def infer_kind(labels: Sequence[Any], source: str) -> str:
 
 
 def are_numbered_classes(distinct: Sequence[float], count: int) -> bool:
-    """Return whether whole numbers, sorted, are numbers of classes; ``count``: of the labels. The numbers of many classes begin
-    with 0 or 1 and have no gap, and each class has two rows or more on average. From 0 or 1 to 100 is a scale, too. Few
-    different values are classes if they repeat; ranks have no gap, but each is there once."""
+    """Return whether whole numbers, sorted, are numbers of classes; ``count``: of the labels.
+
+    The numbers of many classes begin with 0 or 1 and have no gap, and each class has two rows or more on average. From 0 or 1
+    to 100 is a scale, too. Few different values are classes if they repeat; ranks have no gap, but each is there once.
+    """
     if not distinct:
         return True
     num_classes, first, last = len(distinct), distinct[0], distinct[-1]
@@ -203,7 +208,9 @@ class LabelSpace:
     @classmethod
     def of(cls, kind: str, labels: Sequence[Any], source: str, is_inferred: bool) -> "LabelSpace":
         """Return the space of the parsed labels of the training set; raise :class:`UserError` if there is nothing to learn.
-        ``is_inferred``: the user did not give the kind. Very many classes are then refused: it is likely the wrong column."""
+
+        ``is_inferred``: the user did not give the kind. Very many classes are then refused: it is likely the wrong column.
+        """
         if kind == "number":
             mean, deviation = float(np.mean(labels)), float(np.std(labels))
             if not deviation > 0:

@@ -130,8 +130,10 @@ def write_tables(directory: Path, tables: Tables, tokenizer: Tokenizer, name: st
 
 
 def prepare_inside(out: Path, tables: Tables, tokenizer: Tokenizer, name: str = NAME) -> Path:
-    """Return the data of ``tables`` prepared in OUT; see :func:`~amos_fairseq.text.prepared_data.prepared_data`. ``name``: of
-    the task, one of several in OUT; by default that of ``amos classify``."""
+    """Return the data of ``tables`` prepared in OUT; see :func:`~amos_fairseq.text.prepared_data.prepared_data`.
+
+    ``name``: of the task, one of several in OUT; by default that of ``amos classify``.
+    """
     files = {"train": tables.train} | ({} if tables.dev is None else {"dev": tables.dev})
     folder, used_by = (NAME, [NAME, f"{NAME}-random"]) if name == NAME else (f"own/{name}", [name, "multi"])
 

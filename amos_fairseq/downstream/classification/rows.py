@@ -226,9 +226,11 @@ def read_rows(
     id_columns: Sequence[str] = (),
     on_read: Callable[[int], object] = lambda size: None,
 ) -> LabeledRows:
-    """Read all rows, also those without a text or label; ``texts`` and ``label`` are columns. ``id_columns``: the first of them
-    that the table has names the rows, or else their position in the file; without any, their line does. The other arguments are
-    those of :class:`~amos_fairseq.text.input_files.TableFile`."""
+    """Read all rows, also those without a text or label; ``texts`` and ``label`` are columns.
+
+    ``id_columns``: the first of them that the table has names the rows, or else their position in the file; without any, their
+    line does. The other arguments are those of :class:`~amos_fairseq.text.input_files.TableFile`.
+    """
     table = TableFile(path, header, csv_quotes, on_read, all_keys=True)
     require_columns(table, [name for name in (*texts, label) if name is not None])
     rows = LabeledRows(path.name, broken_lines=table.broken_lines)

@@ -33,17 +33,29 @@ def average_score(scores: Mapping[str, float]) -> float:
 
 
 def predictions_of(kind: str, logits: Any) -> Any:
-    """Return what a model predicts, from an array or tensor [N, outputs]; of numbers [N, 1], in the unit of the label: classes
-    [N] int64; labels [N, num_labels] bool, those of a probability above 0.5; numbers [N]."""
+    """Return what a model predicts.
+
+    Args:
+        kind: classes, labels or number.
+        logits: array or tensor [N, outputs]; of numbers [N, 1], in the unit of the label.
+
+    Returns:
+        As ``logits``: classes [N] int64; labels [N, num_labels] bool, those of a probability above 0.5; numbers [N].
+    """
     if kind == "classes":
         return logits.argmax(1)
     return logits > 0 if kind == "labels" else logits[:, 0]
 
 
 def text_scores(kind: str, predictions: np.ndarray, targets: np.ndarray) -> dict[str, float]:
-    """Compute :data:`SCORES` of the kind with scikit-learn and scipy, in percent, except for the mean squared error. A class
-    among the targets that is no class of the model is wrong. ``macro_f1`` is the mean over those that are present or
-    predicted."""
+    """Compute the scores of scikit-learn and scipy, in percent, except for the mean squared error.
+
+    Args:
+        predictions, targets: see :func:`predictions_of`. A class among the targets that is no class of the model is wrong.
+
+    Returns:
+        :data:`SCORES` of the kind. ``macro_f1`` is the mean over the classes or labels that are present or predicted.
+    """
     # scikit-learn takes a second to import, and training needs it only where it validates.
     from scipy.stats import pearsonr, spearmanr
     from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef, mean_squared_error
@@ -96,8 +108,11 @@ def label_scores(counts: np.ndarray) -> dict[str, float]:
 
 
 def correlation(measure: Callable[..., Sequence[Any]], predictions: np.ndarray, labels: np.ndarray) -> float:
-    """Compute one of scipy's correlations; 0 if one side is constant, where it is undefined, as scikit-learn's Matthews does:
-    the seed of a model that predicts one value must count in the median."""
+    """Compute one of scipy's correlations; 0 if one side is constant, where it is undefined.
+
+    scikit-learn's Matthews correlation does the same. A model that predicts one value for all inputs has learned nothing,
+    and its seed must count in the median.
+    """
     if np.ptp(predictions) == 0 or np.ptp(labels) == 0:
         return 0.0
     with warnings.catch_warnings():

@@ -63,7 +63,9 @@ class TextClassificationConfig(LabeledTaskConfig):
         None, "predictions of a teacher to learn from, too: .npy, float32, [rows, outputs] in one dimension"
     )
     gold_weight: str = setting(
-        ANNEALED, "weight of the labels beside a teacher's: from 0 to 1, or annealed, from 0 to 1 until --max-update"
+        ANNEALED,
+        "weight of the labels beside those of the teacher: a number from 0 to 1, or annealed: it rises from 0 to 1 "
+        "until --max-update (thesis 3.2.2)",
     )
     max_update: int = II("optimization.max_update")
 
@@ -285,8 +287,10 @@ def sum_to_score(kind: str, logits: Tensor, rows: Mapping[str, Any]) -> Tensor:
 
 
 def scores_of(key: str, kind: str) -> Callable[[Any], dict[str, float]]:
-    """Return the function from meters to the scores of the sum under ``key``, which are computed once for each sum. They are 0
-    before the first row: the first batches of a validation may lack rows of some tasks."""
+    """Return the function from meters to the scores of the sum under ``key``, which are computed once for each sum.
+
+    They are 0 before the first row: the first batches of a validation may lack rows of some tasks.
+    """
     last: tuple[Any, dict[str, float]] = None, {}  # the sum, and its scores
 
     def scores(meters: Any) -> dict[str, float]:

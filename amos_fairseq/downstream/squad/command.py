@@ -250,9 +250,11 @@ def predict_answers(
 def spans_of_window(
     starts: np.ndarray, ends: np.ndarray, scores: np.ndarray, window: Window, owner: np.ndarray, settings: SquadSettings
 ) -> list[ScoredSpan]:
-    """Return the valid spans of a window, best first, at most ``n_best``: inside the context, and not too long. A span counts
-    only in the window in which its first token has most context (``owner``, [context tokens]). ``starts``, ``ends``: [C]
-    positions in the window; ``scores``: [C], -inf for spans that the head excludes."""
+    """Return the valid spans of a window, best first, at most ``n_best``: inside the context, and not too long.
+
+    A span counts only in the window in which its first token has most context (``owner``, [context tokens]), so that no span is
+    scored twice. ``starts``, ``ends``: [C] positions in the window; ``scores``: [C], -inf for spans that the head excludes.
+    """
     first, last = starts - window.offset + window.begin, ends - window.offset + window.begin
     valid = np.isfinite(scores) & (first >= window.begin) & (last < window.end)
     valid &= (last >= first) & (last - first < settings.max_answer_length)
@@ -270,9 +272,11 @@ def decode_question(
     compares_null: bool,
     n_best: int,
 ) -> Decoded:
-    """Select the answers to one question from the spans of all its windows. The lowest null score counts, since one window with
-    an answer is enough. With ``compares_null`` null scores have the scale of spans (independent head), and the odds are the
-    difference to the best span. ``characters``: begin and end of each token."""
+    """Select the answers to one question from the spans of all its windows.
+
+    The lowest null score counts, since one window with an answer is enough. With ``compares_null`` null scores have the scale
+    of spans (independent head), and the odds are the difference to the best span. ``characters``: begin and end of each token.
+    """
     texts: dict[str, float] = {}
     for span in sorted(spans, key=lambda span: -span.score):
         text = context[characters[0][span.first] : characters[1][span.last]].strip()
@@ -291,8 +295,11 @@ def decode_question(
 def write_answers(
     directory: Path, split: SquadSplit, decoded: dict[str, Decoded], score_by: str = "words"
 ) -> dict[str, float]:
-    """Score the answers, write all files into ``directory``, and return the content of ``scores.json``. If the split has
-    questions without an answer, the threshold of the null odds is the one of the best F1 in the official script's search."""
+    """Score the answers, write all files into ``directory``, and return the content of ``scores.json``.
+
+    If the split has questions without an answer, the threshold of the null odds is chosen on it: the one that gives the
+    best F1 in the official script's search, on the scale of ``null_odds.json``. Above it, the prediction is "".
+    """
     golds = {example.id: [answer.text for answer in example.answers] for example in split.examples}
     answers = {name: of_question.best for name, of_question in decoded.items()}
     files: dict[str, Any] = {"nbest_predictions": {name: answer.as_json() for name, answer in decoded.items()}}

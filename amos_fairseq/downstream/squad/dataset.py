@@ -102,9 +102,11 @@ def context_ranges(length: int, room: int, stride: int) -> list[tuple[int, int]]
 
 
 def window_of_most_context(ranges: list[tuple[int, int]]) -> np.ndarray:
-    """Return, for every context token, the number of the window in which it has most context: [length] int64. The score of a
-    window is the smaller distance of the token to both ends, plus a hundredth of the window's length as a tie-breaker; of equal
-    scores the first window is used (BERT's rule)."""
+    """Return, for every context token, the number of the window in which it has most context: [length] int64.
+
+    The score of a window is the smaller distance of the token to both ends, plus a hundredth of the window's length as a
+    tie-breaker; of equal scores the first window is used (BERT's rule).
+    """
     length = ranges[-1][1]
     best_score = np.full(length, -1.0)
     best = np.zeros(length, dtype=np.int64)
@@ -128,9 +130,11 @@ class Window(NamedTuple):
 
 
 class SquadWindowDataset(LabeledSequences):
-    """All windows of a split: in training shuffled, and without questions whose answers could not be aligned to tokens. The
-    target of a window that contains the whole answer is the positions of its first and last token; the target of any other
-    window is 0 and 0, the position of ``<s>``."""
+    """All windows of a split: in training shuffled, and without questions whose answers could not be aligned to tokens.
+
+    The target of a window that contains the whole answer is the positions of its first and last token; the target of any
+    other window is 0 and 0, the position of ``<s>``.
+    """
 
     def __init__(
         self, split: SquadSplit, dictionary: Dictionary, *, limits: WindowLimits, seed: int = 0, training: bool = False

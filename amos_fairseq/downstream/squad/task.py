@@ -54,8 +54,10 @@ class SpanOutput(NamedTuple):
 
 class IndependentSpanHead(nn.Module):
     """BERT's head: one linear layer to a start and an end logit per token. "No answer" has the score of the span at ``<s>``.
+
     The weights are those of ``qa_outputs`` in Hugging Face's question answering models: row 0 start, row 1 end. Those of
-    ModernBERT have a ``transform`` before it."""
+    ModernBERT have a ``transform`` before it.
+    """
 
     kind = "independent"
 
@@ -228,8 +230,10 @@ class SquadConfig(LabeledTaskConfig):
 
 @register_task("squad", dataclass=SquadConfig)
 class SquadTask(LabeledTask):
-    """Every window of every context is a training example. ``amos squad`` decodes answers and scores them; validation here
-    measures the loss and the accuracy of positions."""
+    """Every window of every context is a training example.
+
+    ``amos squad`` decodes answers and scores them; validation here measures the loss and the accuracy of positions.
+    """
 
     cfg: SquadConfig
     length = "tokens_per_window"

@@ -178,9 +178,11 @@ class Tagging(Benchmark):
 
     def evaluate(self, task: str, checkpoint: Path, device: str, stop: threading.Event) -> dict[str, float]:
         """Return the scores of the dev set, and write ``predictions.txt`` and ``scores.json``. Of several columns there are
-        those of each, with its name before theirs, and the ``average`` of their main scores. A line of predictions.txt is a
-        word, its label and the prediction, separated by tabs, because words and labels may contain spaces; a word that is cut
-        has the prediction O, or ``<cut>`` where labels are classes of words."""
+        those of each, with its name before theirs, and the ``average`` of their main scores.
+
+        A line of predictions.txt is a word, its label and the prediction, separated by tabs, because words and labels may
+        contain spaces; a word that is cut has the prediction O, or ``<cut>`` where labels are classes of words.
+        """
         model, directory = load_checkpoint(checkpoint).model, checkpoint.parent
         all_scores: dict[str, float] = {}
         for name, opened in self.opened.items():
@@ -243,7 +245,11 @@ def results_of_columns(result: RunResult) -> list[RunResult]:
 
 def word_trials(session: Session, views: Sequence[str], with_unlabeled: bool) -> tuple[Hyperparameters, ...]:
     """Return the settings of a recipe for words, without those that have no effect; a flag for views without effect is refused.
-    ``views``: those of the head."""
+
+    Args:
+        views: those of the head.
+        with_unlabeled: whether there are sentences without labels.
+    """
     trials = []
     for settings in session.recipe.trials_of(WORDS):
         chosen = parse_views(settings.views, views)
@@ -288,8 +294,13 @@ def predict_words(
     device: str,
     stop: threading.Event,
 ) -> Iterator[tuple[int, Tensor]]:
-    """Yield the place of each sentence and what the head predicts for its words, [W, ...], in the order of lengths. A sentence
-    has ``tokens`` [L], and ``positions`` [W] of the first pieces of the words that are not cut, int64."""
+    """Yield the place of each sentence and what the head predicts for its words, [W, ...], in the order of lengths.
+
+    Args:
+        model: in eval mode.
+        sentences: ``tokens`` [L], and ``positions`` [W] of the first pieces of the words that are not cut, int64.
+        stop: see :func:`batches`.
+    """
     if head not in getattr(model, "word_heads", {}):
         raise UserError(f"the checkpoint has no head {head}: fine-tune it first")
     model = model.to(device)

@@ -36,14 +36,20 @@ _HINT = "give the directory that amos prepare tagging wrote"
 
 @dataclass(frozen=True)
 class Column:
-    """Prepared labels of words."""
+    """Prepared labels of words.
+
+    Attributes:
+        has_spans: whether the labels mark spans.
+        sha256: of the manifest.
+        seen: number of dev sentences that train too.
+    """
 
     directory: Path
     name: str
     labels: list[str]
-    has_spans: bool  # the labels mark spans
-    sha256: str = ""  # of the manifest
-    seen: int = 0  # number of dev sentences that train too
+    has_spans: bool
+    sha256: str = ""
+    seen: int = 0
 
     @classmethod
     def of(cls, directory: Path) -> "Column":
@@ -122,9 +128,17 @@ def read_labels(directory: Path) -> list[str]:
 
 
 class WordSequences(LabeledSequences):
-    """The words of the sentences of a split, cut at a word boundary where they are longer than ``max_tokens`` with ``<s>`` and
-    ``</s>``. ``training``: shuffle, and leave out sentences whose first word does not fit. Words that are cut are counted in
-    the sentences of the dataset and in those left out."""
+    """The words of the sentences of a split, cut at a word boundary where they are longer than ``max_tokens``.
+
+    Args:
+        max_tokens: of a sentence with ``<s>`` and ``</s>``.
+        training: shuffle, and leave out sentences whose first word does not fit. Otherwise all sentences are included, in
+            order.
+
+    Attributes:
+        cut_words: number of words that are cut, in the sentences of the dataset and in those left out.
+        cut_sentences: number of sentences that lose words.
+    """
 
     def __init__(
         self,
@@ -158,8 +172,10 @@ class WordSequences(LabeledSequences):
         return UserError(f"{self.source}.*: the files do not belong together; prepare the data again")
 
     def _num_pieces(self, row: int) -> int:
-        """Return the length of a sentence after the cut, without special tokens. If no word is cut, all pieces that fit are
-        kept: a tokenizer may add pieces that are of no word behind the last one."""
+        """Return the length of a sentence after the cut, without special tokens.
+
+        If no word is cut, all pieces that fit are kept: a tokenizer may add pieces that are of no word behind the last one.
+        """
         ends, kept = self._ends[row], int(self._kept[row])
         if kept == len(ends):
             return min(len(self._tokens[row]), self._room)

@@ -19,8 +19,10 @@ WORD_HEADS = "word_heads."
 
 
 class TaggingHead(nn.Module):
-    """Predict the label of a word from the state of its first piece: dropout and one linear layer. It is the classifier of
-    Hugging Face's models for token classification; those of ModernBERT have a ``transform`` before it."""
+    """Predict the label of a word from the state of its first piece: dropout and one linear layer.
+
+    It is the classifier of Hugging Face's models for token classification; those of ModernBERT have a ``transform`` before it.
+    """
 
     def __init__(self, width: int, num_labels: int, dropout: float, transform: nn.Module | None = None):
         super().__init__()
@@ -54,9 +56,11 @@ class ViewHead(nn.Module):
 
 
 class WordOutput(NamedTuple):
-    """Predictions for the words of sentences, by name of the head: [B,W,labels] float32, or [B,W,1+W,relations] of trees. In
-    cross-view training ``fixed`` and ``views`` are predictions for the unlabeled sentences: ``fixed`` of the head itself,
-    without dropout and gradient, and ``views`` of each view's module."""
+    """Predictions for the words of sentences, by name of the head: [B,W,labels] float32, or [B,W,1+W,relations] of trees.
+
+    In cross-view training ``fixed`` and ``views`` are predictions for the unlabeled sentences: ``fixed`` of the head itself,
+    without dropout and gradient, and ``views`` of each view's module.
+    """
 
     logits: dict[str, Tensor]
     fixed: dict[str, Tensor] | None = None

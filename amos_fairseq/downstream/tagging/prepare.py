@@ -65,15 +65,23 @@ MANY_WORDS = 50  # of fewer words the first may well have the only label of its 
 
 @dataclass(frozen=True)
 class WordSource:
-    """The files of ``amos tag``, ``amos parse`` or ``amos prepare tagging``, and what their options choose from them."""
+    """The files of ``amos tag``, ``amos parse`` or ``amos prepare tagging``, and what their options choose from them.
+
+    Attributes:
+        column: name of the labels; by default upos of CoNLL-U, or the last one.
+        columns: names of the columns after the word, of files other than CoNLL-U.
+        encoding: of spans: ``file``, as they are there, or ``bioes`` (thesis, section 4.3.1).
+        labeled: number of training sentences; None for all.
+        unlabeled: a file of sentences without labels, ``rest``, or None for none.
+    """
 
     train: Path
     dev: Path
-    column: str | None = None  # name of the labels; by default upos of CoNLL-U, or the last one
-    columns: Sequence[str] | None = None  # names of the columns after the word, of files other than CoNLL-U
-    encoding: str = "file"  # of spans: as they are there, or ``bioes`` (thesis, section 4.3.1)
-    labeled: int | None = None  # number of training sentences; None for all
-    unlabeled: str | None = None  # a file of sentences without labels, ``rest``, or None for none
+    column: str | None = None
+    columns: Sequence[str] | None = None
+    encoding: str = "file"
+    labeled: int | None = None
+    unlabeled: str | None = None
 
     scored_by = ""  # the score that is announced, if the labels do not decide it
     other_labels = "give another column, or more sentences"

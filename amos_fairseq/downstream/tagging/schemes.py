@@ -77,7 +77,10 @@ def describe(notation: Mapping[str, str]) -> str:
 
 
 def spans_of(labels: Sequence[str]) -> list[tuple[str, int, int]]:
-    """Return (type, first word, last word) of each span, by the rules of conlleval in the implementation of `seqeval`."""
+    """Return (type, first word, last word) of each span, by the rules of conlleval in the implementation of `seqeval`.
+
+    The first hyphen of a label separates the type.
+    """
     from seqeval.metrics.sequence_labeling import get_entities  # imports scikit-learn, which takes a second
 
     return get_entities(list(labels))
@@ -99,9 +102,16 @@ def encode_spans(labels: Sequence[str], with_ends: bool) -> list[str]:
 
 
 def count(gold: Sequence[str], predicted: Sequence[str], has_spans: bool) -> Counter[str]:
-    """Count what is right in one sentence; the sums over sentences give :func:`scores`. Words without a prediction, at the end,
-    are wrong and outside of all spans. With ``has_spans`` count spans too: right if the type and both ends are, by the rules of
-    the official conlleval (:func:`spans_of`), also where the labels are not well-formed."""
+    """Count what is right in one sentence; the sums over sentences give :func:`scores`.
+
+    Args:
+        predicted: of the first words; the others, which the model did not read, are wrong. They are outside of all spans.
+        has_spans: count spans too. A span is right if its type and both its ends are. Spans begin and end by the rules of the
+            official conlleval (``spans_of`` in ``schemes.py``): also where the labels are not well-formed.
+
+    Returns:
+        ``words`` and ``right_words``; with ``has_spans`` also ``spans``, ``found_spans`` and ``right_spans``.
+    """
     right = sum(one == other for one, other in zip(gold, predicted, strict=False))
     counts = Counter(words=len(gold), right_words=right)
     if has_spans:
@@ -112,8 +122,10 @@ def count(gold: Sequence[str], predicted: Sequence[str], has_spans: bool) -> Cou
 
 
 def scores(counts: Mapping[str, float]) -> dict[str, float]:
-    """Return scores in percent from sums of :func:`count`: ``accuracy``; with spans also ``f1``, ``precision``, ``recall``. A
-    ratio of 0 and 0 is 0, as in conlleval."""
+    """Return scores in percent from sums of :func:`count`: ``accuracy``; with spans also ``f1``, ``precision``, ``recall``.
+
+    A ratio of 0 and 0 is 0, as in conlleval.
+    """
 
     def percent(part: float, whole: float) -> float:
         return 100.0 * float(part) / float(whole) if whole else 0.0

@@ -31,13 +31,17 @@ def is_column_name(name: str) -> bool:
 
 @dataclass
 class Sentence:
-    """The words of a sentence, and its columns by name, each as long as ``words``."""
+    """The words of a sentence, and its columns by name, each as long as ``words``.
+
+    Attributes:
+        spaces: whether a space follows each word in the text, and False for the last; None where the file does not say it.
+        lines: the line of each word, or its row in a table.
+    """
 
     words: list[str]
     columns: dict[str, list[str]]
-    # Whether a space follows each word in the text, and False for the last; None where the file does not say it.
     spaces: list[bool] | None = None
-    lines: Sequence[int] = field(default=(), compare=False, repr=False)  # of each word, or its row in a table
+    lines: Sequence[int] = field(default=(), compare=False, repr=False)
 
     @property
     def text(self) -> str:

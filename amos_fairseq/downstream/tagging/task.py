@@ -68,7 +68,10 @@ class SequenceTaggingConfig(LabeledTaskConfig):
         "half", "layers that compute the one-sided states: the lower half, or all"
     )
     unlabeled_start: float = setting(
-        0.1, "share of the updates before unlabeled sentences train more than the views", "0 or more and below 1"
+        0.1,
+        "fraction of --max-update, or else of --total-num-update, before unlabeled sentences train the model "
+        "itself; until then they train only the modules of the views",
+        "0 or more and below 1",
     )
     max_update: int = II("optimization.max_update")
     total_num_update: float = "${oc.select:lr_scheduler.total_num_update,0}"
@@ -193,7 +196,9 @@ class SequenceTaggingTask(LabeledTask):
 @dataclass
 class SequenceTaggingCriterionConfig(FairseqDataclass):
     label_smoothing: float = setting(
-        0.0, "in training, share of a word's label that is spread over all (thesis 4.3.1: 0.1)", "0 or more and below 1"
+        0.0,
+        "in training, this share of a word's label is spread over all labels (thesis, section 4.3.1: 0.1)",
+        "0 or more and below 1",
     )
 
 

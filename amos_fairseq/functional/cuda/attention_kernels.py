@@ -120,9 +120,11 @@ def scores_of(
     SIDE: tl.constexpr,
     MASKS: tl.constexpr,
 ):
-    """Compute scores from q . k; exp2 of them times :func:`exponent_factor` are the weights. One of ``queries`` and ``keys`` is
-    a row, the other a column, so that the tile may be either way around. Without MASKS no pair of the tile is masked or out of
-    range."""
+    """Compute scores from q . k; exp2 of them times :func:`exponent_factor` are the weights.
+
+    One of ``queries`` and ``keys`` is a row, the other a column, so that the tile may be either way around. Without MASKS no
+    pair of the tile is masked or out of range.
+    """
     if not HAS_BIAS and not MASKS:
         return products
     scores = products * scale
@@ -169,9 +171,11 @@ def query_addresses(base, first_row, rows, queries, columns, row_stride, HAS_POS
 
 @triton.jit
 def bias_addresses(bias_of_key, first_row, rows, queries, keys, HAS_POSITIONS: tl.constexpr):
-    """Return the addresses of the bias of queries and keys, where ``bias_of_key`` is that of query 0 and the first key. The
-    addresses of consecutive queries are a scalar and small offsets; the offsets become constants of the instructions. Addresses
-    made of the queries' own numbers needed 80 more registers."""
+    """Return the addresses of the bias of queries and keys, where ``bias_of_key`` is that of query 0 and the first key.
+
+    The addresses of consecutive queries are a scalar and small offsets; the offsets become constants of the instructions.
+    Addresses made of the queries' own numbers needed 80 more registers.
+    """
     if HAS_POSITIONS:
         return bias_of_key - queries[:, None] + keys[None, :]
     return (bias_of_key - first_row) - rows[:, None] + keys[None, :]
@@ -273,9 +277,11 @@ def forward_kernel(
 
 @triton.jit
 def weights_and_gradient(scores, factor, lse, grad_weights, delta, keep, zero, keep_scale, DROPS: tl.constexpr):
-    """Compute dS and the weights after dropout but for the factor 1 / (1 - p), both float32, in the shape of ``scores``. Both
-    are 0 at masked pairs and beyond the last query and key: there the weight is exp2 of -30,000, or of -inf. A row that is
-    masked as a whole has equal weights, as in :func:`~amos_fairseq.functional.attention.reference_attention`."""
+    """Compute dS and the weights after dropout but for the factor 1 / (1 - p), both float32, in the shape of ``scores``.
+
+    Both are 0 at masked pairs and beyond the last query and key: there the weight is exp2 of -30,000, or of -inf. A row that is
+    masked as a whole has equal weights, as in :func:`~amos_fairseq.functional.attention.reference_attention`.
+    """
     weights = tl.exp2(scores * factor - lse)
     if DROPS:
         return weights * tl.where(keep, grad_weights * keep_scale - delta, -delta), tl.where(keep, weights, zero)
@@ -450,7 +456,9 @@ def key_kernel(
     UPCAST: tl.constexpr,
 ):
     """Compute dk and dv of a block of keys of one head: programs (B H times blocks of T), all blocks of a head in sequence.
-    Tiles are keys by queries, so that weights and dS are in the registers from which the products for dv and dk read them."""
+
+    Tiles are keys by queries, so that weights and dS are in the registers from which the products for dv and dk read them.
+    """
     blocks = tl.cdiv(T, BLOCK_N)
     first_key, head_of_batch = (tl.program_id(0) % blocks) * BLOCK_N, tl.program_id(0) // blocks
     b, h = (tl.full([], 0, tl.int64) + head_of_batch) // H, head_of_batch % H
@@ -530,8 +538,10 @@ def key_kernel(
 
 @triton.jit
 def distance_kernel(cell_sums, sums, sequences, T, M, H, sequences_each, BLOCK: tl.constexpr, DISTANCES: tl.constexpr):
-    """Sum the cells of :func:`query_kernel` by distance: programs (blocks of 2T-1, H, groups of sequences). A distance is on a
-    diagonal of 8 pairs in two neighbouring cells of each block of queries."""
+    """Sum the cells of :func:`query_kernel` by distance: programs (blocks of 2T-1, H, groups of sequences).
+
+    A distance is on a diagonal of 8 pairs in two neighbouring cells of each block of queries.
+    """
     distance = tl.program_id(0) * DISTANCES + tl.arange(0, DISTANCES) - (T - 1)
     h, group = tl.program_id(1), tl.program_id(2)
     in_cell = tl.arange(0, CELL)

@@ -59,8 +59,10 @@ def _sizes(kernel: str, width: int) -> dict[str, int]:
 
 
 def candidates(kernel: str, width: int) -> Iterator[dict[str, int]]:
-    """Yield what a sweep tries: first the default, then others, some of which may not fit into a GPU's shared memory. Eight
-    warps only for products of 128 rows: of fewer, both groups of four would compute the same."""
+    """Yield what a sweep tries: first the default, then others, some of which may not fit into a GPU's shared memory.
+
+    Eight warps only for products of 128 rows: of fewer, both groups of four would compute the same.
+    """
     default = default_launch(kernel, width)
     yield default
     if kernel in ATTENTION:

@@ -96,7 +96,9 @@ def summary_kernel(
     ROWS: tl.constexpr,
 ):
     """Maxima and sums of exp(logits - maximum): of each depth for each part of the rows, of the mixture for each block.
-    Programs (n, P). A block's sum is relative to the block's own maximum, so that it does not underflow."""
+
+    Programs (n, P). A block's sum is relative to the block's own maximum, so that it does not underflow.
+    """
     position, part = tl.program_id(0), tl.program_id(1)
     blocks = part * BLOCKS + tl.arange(0, BLOCKS)
     rows = blocks[:, None] * ROWS + tl.arange(0, ROWS)[None, :]
@@ -202,7 +204,9 @@ def gradient_kernel(
     ROWS: tl.constexpr,
 ):
     """(softmax - onehot(target)) times the gradient of the loss, in place of the logits, and its sum over some positions.
-    Programs (groups of POSITIONS of n, blocks of ROWS of V, K)."""
+
+    Programs (groups of POSITIONS of n, blocks of ROWS of V, K).
+    """
     group, depth = tl.program_id(0), tl.program_id(2)
     rows = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     # TILE positions at a time; the sum over them is taken once, after the loop.

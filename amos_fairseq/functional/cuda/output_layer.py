@@ -106,7 +106,9 @@ def predict_chunk(
     chunk: slice,
 ) -> tuple[Tensor, ...]:
     """Compute a chunk: log of the softmax denominator, nll, whether the target has the largest logit, [n,K]; samples, [n,...].
-    Arguments are those of :func:`output_layer` at the n positions ``chunk``; ``never_sampled_mask`` is [V] bool."""
+
+    Arguments are those of :func:`output_layer` at the n positions ``chunk``; ``never_sampled_mask`` is [V] bool.
+    """
     logits = chunk_logits(hidden, weight, biases)  # [K,n,V]
     depth_weights = None if sampler is None else sampler.depth_weights(chunk, hidden.device)
     part_max, part_sum, *block_sums = summarize_logits(logits, depth_weights, never_sampled_mask)
@@ -123,7 +125,9 @@ def gradient_of_chunk(
     hidden: Tensor, weight: Tensor, biases: Tensor, targets: Tensor, log_sum: Tensor, grad_nll: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Compute the gradients of the logits, [K n,V] in the dtype of the layer, and of the biases, [1 or K,V] float32.
-    ``log_sum`` and ``grad_nll`` are [K,n] float32; the other arguments are those of :func:`predict_chunk`."""
+
+    ``log_sum`` and ``grad_nll`` are [K,n] float32; the other arguments are those of :func:`predict_chunk`.
+    """
     logits = chunk_logits(hidden, weight, biases)
     sums = gradient_of_logits(logits, log_sum.contiguous(), targets, grad_nll.contiguous())  # [groups,K,V]
     grad_bias = sums.sum(0) if len(biases) > 1 else sums.sum((0, 1)).unsqueeze(0)

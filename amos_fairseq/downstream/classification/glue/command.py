@@ -256,10 +256,12 @@ class Glue(TextBenchmark):
         return super().setup() | more
 
     def execute(self, execute_runs: Callable[[Sequence[TaskRun]], list[Failure]]) -> list[Failure]:
-        """Execute all runs; with ``intermediate``, runs that start from MNLI's best run on dev come last. AMOS Appendix E and
-        thesis 5.2.4 describe one checkpoint fine-tuned on MNLI, not one per seed: every seed of a dependent task starts from
-        the same checkpoint, so that its deviation is that of the task. The output layer is newly initialized if the number of
-        classes differs; the head's dense layer is kept, like the pooler of a BERT."""
+        """Execute all runs; with ``intermediate``, runs that start from MNLI's best run on dev come last.
+
+        AMOS Appendix E and thesis 5.2.4 describe one checkpoint fine-tuned on MNLI, not one per seed: every seed of a
+        dependent task starts from the same checkpoint, so that its deviation is that of the task. The output layer is
+        newly initialized if the number of classes differs; the head's dense layer is kept, like the pooler of a BERT.
+        """
         if self.options.intermediate is None:
             return execute_runs(self.plan(self.tasks.values()))
         independent = self.plan(task for name, task in self.tasks.items() if name not in INTERMEDIATE_FOR)

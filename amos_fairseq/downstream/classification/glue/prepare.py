@@ -71,8 +71,10 @@ def _check_out(out: Path, tokenizer: Tokenizer) -> None:
 
 
 def prepare_glue_inside(out: Path, glue: Path, tasks: Sequence[str], tokenizer: Tokenizer) -> Path:
-    """Return what ``amos prepare glue`` makes of the tasks' files in GLUE_DIR, inside of OUT of ``amos glue``. Tasks of earlier
-    calls stay beside them. See :func:`~amos_fairseq.text.prepared_data.prepared_data`."""
+    """Return what ``amos prepare glue`` makes of the tasks' files in GLUE_DIR, inside of OUT of ``amos glue``.
+
+    Tasks of earlier calls stay beside them. See :func:`~amos_fairseq.text.prepared_data.prepared_data`.
+    """
     _refuse_comma(out)
     files = {name: find_files(glue, TASKS[name]) for name in tasks}
     of_all_tasks = [f"runs/{name}" for name in (*TASKS, "multi")]
@@ -91,7 +93,9 @@ def _refuse_comma(out: Path) -> None:
 
 def read_split(path: Path, task: GlueTask, split: str, on_read: OnRead = lambda size: None) -> LabeledRows:
     """Read every row of an official file, in order, also those without a text; lines with more or fewer columns are counted.
-    Quotes are ordinary characters, also in QQP, which was written with those of CSV: Hugging Face's processors read it so."""
+
+    Quotes are ordinary characters, also in QQP, which was written with those of CSV: Hugging Face's processors read it so.
+    """
     has_header = task.has_header(split)
     texts, label = (task.texts, task.label) if has_header else (("4",), "2")
     if is_test(split):

@@ -34,8 +34,10 @@ CONSTANT = "most frequent class, or mean"
 
 
 def average(medians: Mapping[str, float]) -> tuple[str, float | None]:
-    """Return name and value of the mean of the tasks' medians, with MNLI's matched set as in AMOS Table 1. If some of the eight
-    tasks are missing, the name states the number of tasks. WNLI never counts."""
+    """Return name and value of the mean of the tasks' medians, with MNLI's matched set as in AMOS Table 1.
+
+    If some of the eight tasks are missing, the name states the number of tasks. WNLI never counts.
+    """
     counted = [medians[task] for task in AVERAGED if task in medians]
     if not counted:
         return "AVG", None
@@ -98,10 +100,12 @@ def write_submission(
     device: str,
     stop: threading.Event,
 ) -> tuple[Path, list[str]]:
-    """Predict every test set with the best dev run of its task, and write a zip file with a table for each. A table has the
-    rows of the official file, numbered from 0: the name of the class, or a similarity from 0 to 5. The server requires every
-    file and every row: those without a prediction, such as broken lines, which ``amos prepare`` leaves out, have the first
-    class, or the middle of the scale. There is a notice for each such file."""
+    """Predict every test set with the best dev run of its task, and write a zip file with a table for each.
+
+    A table has the rows of the official file, numbered from 0: the name of the class, or a similarity from 0 to 5. The server
+    requires every file and every row: those without a prediction, such as broken lines, which ``amos prepare`` leaves out, have
+    the first class, or the middle of the scale. There is a notice for each such file.
+    """
     tables, notices = {}, []
     for name, task in TASKS.items():
         summary = summaries.get(INTERMEDIATE_TASK if name == DIAGNOSTIC else name)
