@@ -219,11 +219,7 @@ class PretrainingCriterion(FairseqCriterion):
 
 def batch_counts(sample: dict[str, Any]) -> dict[str, int]:
     """Return what fairseq needs in every logging output; ``sample_size`` is the number of masked positions."""
-    return {
-        "ntokens": sample["ntokens"],
-        "nsentences": sample["nsentences"],
-        "sample_size": sample["num_masked"],
-    }
+    return {"ntokens": sample["ntokens"], "nsentences": sample["nsentences"], "sample_size": sample["num_masked"]}
 
 
 def temperature_sum(temperature: float | None, sample: dict[str, Any]) -> dict[str, float]:

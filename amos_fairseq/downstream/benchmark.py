@@ -23,6 +23,7 @@ from amos_fairseq.downstream.results import (
     NO_BASELINES,
     Baselines,
     RunResult,
+    Summaries,
     TaskSummary,
     format_spread,
     summarize,
@@ -203,9 +204,7 @@ class Benchmark(ABC):
     def row_name(self, task: str, model: str) -> str:
         return f"{self.label(task)}: {model}"
 
-    def table(
-        self, summaries: Mapping[str, TaskSummary], baselines: Mapping[str, Baselines], notes: Sequence[str]
-    ) -> Table:
+    def table(self, summaries: Summaries, baselines: Mapping[str, Baselines], notes: Sequence[str]) -> Table:
         """Return the table; by default with a row for each task that has results, one for each of its baselines, and a column
         for each score."""
         shown = [score for score in self.columns if any(score in summary.scores for summary in summaries.values())]
@@ -217,15 +216,13 @@ class Benchmark(ABC):
             rows += [[self.row_name(task, row), *of_task.cells(row, shown)] for row in of_task.scores]
         return Table(self.title, ["", *(self.columns[score] for score in shown)], rows, notes)
 
-    def notes(self, results: Sequence[RunResult], summaries: Mapping[str, TaskSummary]) -> Iterable[str]:
+    def notes(self, results: Sequence[RunResult], summaries: Summaries) -> Iterable[str]:
         return ()
 
-    def summary_parts(self, summaries: Mapping[str, TaskSummary]) -> dict[str, Any]:
+    def summary_parts(self, summaries: Summaries) -> dict[str, Any]:
         return {}
 
-    def write_more(
-        self, summaries: Mapping[str, TaskSummary], stop: threading.Event
-    ) -> tuple[Sequence[Path], Sequence[str]]:
+    def write_more(self, summaries: Summaries, stop: threading.Event) -> tuple[Sequence[Path], Sequence[str]]:
         """Write further files after the table; return their paths, and notices for the user."""
         return (), ()
 
@@ -258,9 +255,7 @@ def schedules_in_words(benchmark: Benchmark) -> Iterator[str]:
         )
 
 
-def verdicts(
-    benchmark: Benchmark, summaries: Mapping[str, TaskSummary], baselines: Mapping[str, Baselines]
-) -> Iterator[str]:
+def verdicts(benchmark: Benchmark, summaries: Summaries, baselines: Mapping[str, Baselines]) -> Iterator[str]:
     """Yield a line for each task that is not clearly better than a constant prediction, or worse than a linear model.
 
     Clearly: by more than the deviation over seeds, and than two standard errors of the constant prediction on this dev set.
@@ -284,9 +279,7 @@ def verdicts(
             break
 
 
-def common_notes(
-    benchmark: Benchmark, results: Sequence[RunResult], summaries: Mapping[str, TaskSummary]
-) -> Iterator[str]:
+def common_notes(benchmark: Benchmark, results: Sequence[RunResult], summaries: Summaries) -> Iterator[str]:
     """Yield the footnotes of every table: recipe, seeds, selection by dev score, data."""
     session, labels = benchmark.session, {task: benchmark.label(task) for task in summaries}
     yield f"fine-tuning settings: {settings_in_words(session)}"
@@ -312,7 +305,7 @@ def save_results(
     setup: dict[str, Any],
     table: Table,
     results: Sequence[RunResult],
-    summaries: Mapping[str, TaskSummary],
+    summaries: Summaries,
     baselines: Mapping[str, Baselines],
 ) -> list[Path]:
     """Write NAME.md, NAME.csv and NAME.json into OUT; return their paths."""

@@ -16,7 +16,7 @@ import json
 import platform
 import re
 import statistics
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -280,6 +280,9 @@ class TaskSummary:
             "settings_tried": self.num_trials,
             "best_run": {"directory": best.directory, "seed": best.seed, best.main_score: best.main},
         }
+
+
+Summaries = Mapping[str, TaskSummary]  # by task
 
 
 def summarize(results: Sequence[RunResult]) -> dict[str, TaskSummary]:

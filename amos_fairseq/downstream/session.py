@@ -14,13 +14,7 @@ from omegaconf import OmegaConf
 from amos_fairseq.checkpoint_files import checkpoint_file, task_state_of
 from amos_fairseq.checkpoints.read import import_source, read_state, read_tokenizer
 from amos_fairseq.downstream import recipe_names
-from amos_fairseq.downstream.recipes import (
-    Hyperparameters,
-    Recipe,
-    check_hyperparameters,
-    load_recipe,
-    size_for_width,
-)
+from amos_fairseq.downstream.recipes import Hyperparameters, Recipe, check_hyperparameters, load_recipe, size_for_width
 from amos_fairseq.downstream.results import content_sha256
 from amos_fairseq.errors import UserError, explain_os_errors
 from amos_fairseq.files import TOKENIZER_DIRECTORY, check_claim, claim, file_sha256

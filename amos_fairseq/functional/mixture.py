@@ -44,11 +44,7 @@ def reverse_gradient(x: Tensor) -> Tensor:
 
 
 def mix_logits(
-    hidden: Sequence[Tensor],
-    biases: Sequence[Tensor],
-    weights: Tensor,
-    embedding: Tensor,
-    hidden_gradient: float = 0.0,
+    hidden: Sequence[Tensor], biases: Sequence[Tensor], weights: Tensor, embedding: Tensor, hidden_gradient: float = 0.0
 ) -> Tensor:
     """Compute sum_d gamma^(d) (sg(E) h^(d) + sg(b^(d))), the logits of AMOS Eq. 3, as E hbar with hbar = sum_d gamma^(d) h^(d).
 

@@ -23,12 +23,7 @@ from amos_fairseq.functional.attention import (
 )
 from amos_fairseq.functional.positions import Packing, gather_positions
 from amos_fairseq.functional.relative_position import BUCKETS, toeplitz
-from amos_fairseq.modules.encoder import (
-    TransformerConfig,
-    TransformerEncoder,
-    TransformerLayer,
-    make_dropout,
-)
+from amos_fairseq.modules.encoder import TransformerConfig, TransformerEncoder, TransformerLayer, make_dropout
 
 Bias = AttentionBias | ToeplitzBias
 
@@ -71,11 +66,7 @@ class SelfAttention(nn.Module):
         self.output = nn.Linear(width, width)
 
     def forward(
-        self,
-        states: Tensor,
-        bias: Bias = NO_BIAS,
-        positions: Tensor | None = None,
-        packing: Packing | None = None,
+        self, states: Tensor, bias: Bias = NO_BIAS, positions: Tensor | None = None, packing: Packing | None = None
     ) -> Tensor:
         """Compute attention: [B,T,D] -> [B,T,D], or [B,M,D] at ``positions`` [B,M] int64; packed, [1,N,D] -> [1,N,D].
 

@@ -85,11 +85,7 @@ class RotaryAttention(nn.Module):
         self.output = nn.Linear(shape.width, shape.width, bias=False)
 
     def forward(
-        self,
-        states: Tensor,
-        context: ModernContext,
-        positions: Tensor | None = None,
-        packing: Packing | None = None,
+        self, states: Tensor, context: ModernContext, positions: Tensor | None = None, packing: Packing | None = None
     ) -> Tensor:
         """Compute attention: [B,T,D] -> [B,T,D], or [B,M,D] at ``positions`` [B,M] int64; packed, [1,N,D] -> [1,N,D]."""
         heads = self.query_key_value(states).unflatten(-1, (3, self.num_heads, -1))  # [B,T,3,H,d]
@@ -145,11 +141,7 @@ class ModernBertLayer(TransformerLayer):
             truncated_normal_(layer.weight, std / math.sqrt(2 * self.num_layers))
 
     def forward(
-        self,
-        states: Tensor,
-        context: ModernContext,
-        positions: Tensor | None = None,
-        packing: Packing | None = None,
+        self, states: Tensor, context: ModernContext, positions: Tensor | None = None, packing: Packing | None = None
     ) -> Tensor:
         """[B,T,D] -> [B,T,D], or [B,M,D] at ``positions`` [B,M] int64; arguments as for :class:`RotaryAttention`."""
         attended = self.attention(self.attention_norm(states), context, positions, packing)
@@ -229,12 +221,7 @@ class ModernBertEncoder(TransformerEncoder):
         )
 
     def _layer_context(
-        self,
-        embeddings: Tensor,
-        padding_mask: Tensor | None,
-        packing: Packing | None,
-        theta: float,
-        reach: int | None,
+        self, embeddings: Tensor, padding_mask: Tensor | None, packing: Packing | None, theta: float, reach: int | None
     ) -> LayerContext:
         shape, (num_sequences, length), device = self.shape, embeddings.shape[:2], embeddings.device
         head_width, is_reference = shape.width // shape.num_heads, shape.kernels == "reference"

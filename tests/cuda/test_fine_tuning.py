@@ -187,8 +187,7 @@ def fine_tune(cuda: FakeCuda, recipe: str, job: str, length: int, precision: str
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("recipe", "length", "job"),
-    [*(("amos_tiny", 65, job) for job in JOBS), ("electra_tiny", 128, "spans, joint")],
+    ("recipe", "length", "job"), [*(("amos_tiny", 65, job) for job in JOBS), ("electra_tiny", 128, "spans, joint")]
 )
 def test_heads_are_trained(recipe: str, length: int, job: str) -> None:
     """With and without relative positions and padded rows of the mask; other lengths are in test_steps.py."""

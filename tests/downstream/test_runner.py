@@ -24,14 +24,7 @@ from amos_fairseq.downstream.benchmark import (
 )
 from amos_fairseq.downstream.progress_display import ProgressDisplay
 from amos_fairseq.downstream.recipes import Hyperparameters, Recipe
-from amos_fairseq.downstream.results import (
-    Baselines,
-    RunResult,
-    TaskSummary,
-    best_checkpoint,
-    read_results,
-    spread_of,
-)
+from amos_fairseq.downstream.results import Baselines, RunResult, TaskSummary, best_checkpoint, read_results, spread_of
 from amos_fairseq.downstream.runner import RunFailed, Runner, run_benchmark
 from amos_fairseq.downstream.session import PretrainedCheckpoint, Session
 from amos_fairseq.errors import UserError

@@ -45,6 +45,7 @@ from amos_fairseq.downstream.recipes import Hyperparameters
 from amos_fairseq.downstream.results import (
     Baselines,
     RunResult,
+    Summaries,
     TaskSummary,
     best_checkpoint,
     check_scores,
@@ -370,13 +371,11 @@ class Classification(TextBenchmark):
         checkpoint, device = self.session.checkpoint, self.session.devices[0]
         return {NAME: self.prepared[NAME].linear(checkpoint.file, checkpoint.max_positions, device, stop)}
 
-    def notes(self, results: Sequence[RunResult], summaries: Mapping[str, TaskSummary]) -> Iterator[str]:
+    def notes(self, results: Sequence[RunResult], summaries: Summaries) -> Iterator[str]:
         if self.kind == "number":
             yield "MSE: mean squared error, in the squared unit of the label"
 
-    def write_more(
-        self, summaries: Mapping[str, TaskSummary], stop: threading.Event
-    ) -> tuple[Sequence[Path], Sequence[str]]:
+    def write_more(self, summaries: Summaries, stop: threading.Event) -> tuple[Sequence[Path], Sequence[str]]:
         if NAME not in summaries:
             return (), ()
         best = best_checkpoint(self.session.out, summaries[NAME].best)

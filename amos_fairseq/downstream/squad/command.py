@@ -6,7 +6,7 @@ import json
 import math
 import threading
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,7 +19,7 @@ from fairseq.models import BaseFairseqModel
 from amos_fairseq.checkpoints.read import load_checkpoint
 from amos_fairseq.data.vocabulary import Vocabulary
 from amos_fairseq.downstream.benchmark import Benchmark, BenchmarkTask, TaskRun, batches
-from amos_fairseq.downstream.results import Baselines, RunResult, TaskSummary, content_sha256
+from amos_fairseq.downstream.results import Baselines, RunResult, Summaries, content_sha256
 from amos_fairseq.downstream.runner import run_and_print
 from amos_fairseq.downstream.session import Session, preparing, session_from
 from amos_fairseq.downstream.squad.dataset import (
@@ -154,7 +154,7 @@ class Squad(Benchmark):
         scores = {"em": share, "f1": share, "has_ans_f1": 0.0, "no_ans_em": 100.0, "best_em": share}
         return {task: Baselines(len(examples), {"no answer": scores}) for task in self.tasks if task == "SQuAD2.0"}
 
-    def notes(self, results: Sequence[RunResult], summaries: Mapping[str, TaskSummary]) -> Iterator[str]:
+    def notes(self, results: Sequence[RunResult], summaries: Summaries) -> Iterator[str]:
         windows = self.settings.windows
         yield (
             f"{self.settings.span_head} head; windows of {windows.tokens} tokens, stride {windows.doc_stride}, questions of "

@@ -26,7 +26,15 @@ from amos_fairseq.downstream.classification.scores import AVERAGE
 from amos_fairseq.downstream.linear import FrozenInput, linear_predictions, rows_to_fit
 from amos_fairseq.downstream.multi_task.dataset import SAMPLING_EXPONENT, check_epoch, rows_per_epoch
 from amos_fairseq.downstream.recipes import WORDS, Hyperparameters
-from amos_fairseq.downstream.results import Baselines, RunResult, TaskSummary, content_sha256, divide, summarize_divided
+from amos_fairseq.downstream.results import (
+    Baselines,
+    RunResult,
+    Summaries,
+    TaskSummary,
+    content_sha256,
+    divide,
+    summarize_divided,
+)
 from amos_fairseq.downstream.runner import run_and_print
 from amos_fairseq.downstream.session import Session, preparing, session_from
 from amos_fairseq.downstream.tagging.dataset import Column, TaggedSentences, WordSequences, pad_words
@@ -221,7 +229,7 @@ class Tagging(Benchmark):
         file, device = self.session.checkpoint.file, self.session.devices[0]
         return {task: column.linear(file, device, stop) for task, column in self.tasks_of_columns().items()}
 
-    def notes(self, results: Sequence[RunResult], summaries: Mapping[str, TaskSummary]) -> Iterator[str]:
+    def notes(self, results: Sequence[RunResult], summaries: Summaries) -> Iterator[str]:
         if any("f1" in summary.scores for summary in summaries.values()):
             yield "a span is right if its type and both ends are (conlleval's rules, computed by seqeval)"
 

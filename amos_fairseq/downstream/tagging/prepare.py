@@ -288,10 +288,7 @@ def write_split(
     label_ids, is_labeled = {label: index for index, label in enumerate(labels)}, split != UNLABELED
     unknown = tokenizer.embedding_rows[UNK]
     facts = {"sentences": len(sentences), "words": 0, "pieces": 0, "unknown": 0, "longest": 0}
-    with (
-        contextlib.ExitStack() as files,
-        progress_bar(len(sentences), f"{split}: encode", "sentence", delay=2) as bar,
-    ):
+    with contextlib.ExitStack() as files, progress_bar(len(sentences), f"{split}: encode", "sentence", delay=2) as bar:
         # The ids of the dictionary take the least type that holds them, as in the other preparations.
         symbols = {"tokens": len(tokenizer.embedding_rows)}
         arrays = [

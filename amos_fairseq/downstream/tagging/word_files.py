@@ -11,12 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from amos_fairseq.downstream.tagging.schemes import notation_of
-from amos_fairseq.downstream.tagging.sentences import (
-    Sentence,
-    WordFile,
-    join_unspaced_words,
-    spaces_in,
-)
+from amos_fairseq.downstream.tagging.sentences import Sentence, WordFile, join_unspaced_words, spaces_in
 from amos_fairseq.errors import UserError
 from amos_fairseq.text.file_kinds import FIRST_LINES, FOLDER, JSONL, PARQUET, kind_of, refuse_markup
 from amos_fairseq.text.input_files import TableFile, is_blank, read_lines

@@ -191,17 +191,7 @@ def pick_kernel(
 
 @triton.jit
 def gradient_kernel(
-    logits,
-    log_sum,
-    targets,
-    grad_nll,
-    sums,
-    n,
-    V,
-    K,
-    POSITIONS: tl.constexpr,
-    TILE: tl.constexpr,
-    ROWS: tl.constexpr,
+    logits, log_sum, targets, grad_nll, sums, n, V, K, POSITIONS: tl.constexpr, TILE: tl.constexpr, ROWS: tl.constexpr
 ):
     """(softmax - onehot(target)) times the gradient of the loss, in place of the logits, and its sum over some positions.
 

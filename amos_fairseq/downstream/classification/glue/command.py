@@ -53,6 +53,7 @@ from amos_fairseq.downstream.multi_task.teachers import (
 from amos_fairseq.downstream.results import (
     Baselines,
     RunResult,
+    Summaries,
     Summary,
     TaskSummary,
     best_checkpoint,
@@ -281,7 +282,7 @@ class Glue(TextBenchmark):
     def shows(self, task: str) -> bool:
         return task in SCORED or task in self.options.own_tasks
 
-    def notes(self, results: Sequence[RunResult], summaries: Mapping[str, TaskSummary]) -> Iterator[str]:
+    def notes(self, results: Sequence[RunResult], summaries: Summaries) -> Iterator[str]:
         tasks = dict.fromkeys(result.task for result in results if "intermediate_sha256" in result.identity)
         if tasks:
             yield f"{', '.join(tasks)}: started from the best dev run of {INTERMEDIATE_TASK} (intermediate-task training)"
@@ -290,19 +291,15 @@ class Glue(TextBenchmark):
         if self.squad:
             yield from (f"SQuAD: {note}" for note in self.squad.notes)
 
-    def table(
-        self, summaries: Mapping[str, TaskSummary], baselines: Mapping[str, Baselines], notes: Sequence[str]
-    ) -> Table:
+    def table(self, summaries: Summaries, baselines: Mapping[str, Baselines], notes: Sequence[str]) -> Table:
         names = [*SCORED, *self.options.own_tasks]
         return glue_table(self.model_name, summaries, baselines, self.squad, notes, names)
 
-    def summary_parts(self, summaries: Mapping[str, TaskSummary]) -> dict[str, Any]:
+    def summary_parts(self, summaries: Summaries) -> dict[str, Any]:
         name, value = average({task: summary.main.median for task, summary in summaries.items()})
         return {"average": {"name": name, "value": value}}
 
-    def write_more(
-        self, summaries: Mapping[str, TaskSummary], stop: threading.Event
-    ) -> tuple[Sequence[Path], Sequence[str]]:
+    def write_more(self, summaries: Summaries, stop: threading.Event) -> tuple[Sequence[Path], Sequence[str]]:
         if not self.options.with_test:
             return (), ()
         out, device = self.session.out, self.session.devices[0]

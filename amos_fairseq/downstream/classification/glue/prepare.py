@@ -105,17 +105,12 @@ def read_split(path: Path, task: GlueTask, split: str, on_read: OnRead = lambda 
     labels = []
     for line, value in zip(rows.ids, rows.labels, strict=True):
         text = (value or "").strip()
-        if not _is_label(text, task):
+        number = number_of(text)
+        is_score = task.is_regression and number is not None and 0 <= number <= LARGEST_SCORE
+        if not is_score and text not in task.labels:
             raise UserError(f"{path}, line {line}: label {text[:60]!r} is not {expected}, as in {task.name}")
         labels.append(float(text) if task.is_regression else text)
     return dataclasses.replace(rows, labels=labels)
-
-
-def _is_label(label: str, task: GlueTask) -> bool:
-    if not task.is_regression:
-        return label in task.labels
-    number = number_of(label)
-    return number is not None and 0 <= number <= LARGEST_SCORE
 
 
 def write_glue_task(

@@ -19,14 +19,7 @@ from amos_fairseq.downstream.classification.glue.tasks import (
     TASKS,
     is_test,
 )
-from amos_fairseq.downstream.results import (
-    NO_BASELINES,
-    Baselines,
-    Summary,
-    TaskSummary,
-    best_checkpoint,
-    format_spread,
-)
+from amos_fairseq.downstream.results import NO_BASELINES, Baselines, Summaries, Summary, best_checkpoint, format_spread
 from amos_fairseq.files import whole_file
 from amos_fairseq.output.tables import MISSING, Table, format_score
 
@@ -47,7 +40,7 @@ def average(medians: Mapping[str, float]) -> tuple[str, float | None]:
 
 def glue_table(
     row_name: str,
-    summaries: Mapping[str, TaskSummary],
+    summaries: Summaries,
     baselines: Mapping[str, Baselines],
     squad: Summary | None,
     notes: Sequence[str],
@@ -93,12 +86,7 @@ def has_test_set(data: Path, task: str) -> bool:
 
 
 def write_submission(
-    out: Path,
-    data: Path,
-    summaries: Mapping[str, TaskSummary],
-    max_positions: int,
-    device: str,
-    stop: threading.Event,
+    out: Path, data: Path, summaries: Summaries, max_positions: int, device: str, stop: threading.Event
 ) -> tuple[Path, list[str]]:
     """Predict every test set with the best dev run of its task, and write a zip file with a table for each.
 
