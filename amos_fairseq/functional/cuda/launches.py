@@ -1,4 +1,4 @@
-"""Tile sizes, warps and stages of the kernels: defaults, the candidates of a sweep, and what a sweep chose for a device.
+"""Tile sizes, warps and stages of the kernels: defaults, and what a sweep chose for a device.
 
 ``examples/benchmark/gpu/sweep.py`` measures the candidates and writes ``tuned_launches.json``, which replaces the file of
 that name in this folder: {name of the device: {kernel: {"width 64": launch}}}. The width is that of a head; of
@@ -8,8 +8,6 @@ launch changes the order of sums, so results are the same bits only with the sam
 
 import functools
 import json
-from collections.abc import Iterator
-from itertools import product
 from pathlib import Path
 
 import torch
@@ -56,34 +54,6 @@ def _sizes(kernel: str, width: int) -> dict[str, int]:
         # A tile of 2,048 logits is 16 for each of 128 threads.
         "gradient": {"TILE": 8, "ROWS": 256, "num_warps": 4},
     }[kernel]
-
-
-def candidates(kernel: str, width: int) -> Iterator[dict[str, int]]:
-    """Yield what a sweep tries: first the default, then others, some of which may not fit into a GPU's shared memory.
-
-    Eight warps only for products of 128 rows: of fewer, both groups of four would compute the same.
-    """
-    default = default_launch(kernel, width)
-    yield default
-    if kernel in ATTENTION:
-        # The rows of the products are queries, except in the kernel of the keys.
-        rows, others = ("BLOCK_N", "BLOCK_M") if kernel == "attention_backward_key" else ("BLOCK_M", "BLOCK_N")
-        sizes = [(64, 4), (128, 4), (128, 8)]
-        if "BLOCK" in default:
-            tiles = [{"BLOCK": size, "num_warps": warps} for size, warps in sizes]
-        else:
-            tiles = [{rows: n, "num_warps": warps, others: m} for n, warps in sizes for m in (32, 64, 128)]
-        choices = ({**tile, "num_stages": stages} for tile in tiles for stages in (1, 2, 3))
-    elif kernel == "gradient":
-        choices = (
-            {"TILE": tile, "ROWS": rows, "num_warps": warps}
-            for tile, rows, warps in product((4, 8, 16), (128, 256, 512, 1024), (2, 4, 8))
-        )
-    else:
-        choices = ({"num_warps": warps} for warps in (1, 2, 4, 8))
-    for choice in choices:
-        if default != (launch := default | choice):
-            yield launch
 
 
 @functools.cache

@@ -3,9 +3,8 @@
     python sweep.py compile --until TIME --part 0 --parts 4     # only fills Triton's cache; each part in a process
     python sweep.py sweep --out OUT --until TIME                # writes OUT/sweep.jsonl and OUT/tuned_launches.json
 
-Candidates are those of :func:`amos_fairseq.functional.cuda.launches.candidates`. ``sweep`` runs them one after the other at the
-shapes of amos_base. One must compute what the default computes before its time counts. Each is recorded at once, and the table
-is written after each kernel. On a CPU the kernels need TRITON_INTERPRET=1.
+``sweep`` runs :func:`launches_to_try` one after the other at the shapes of amos_base. One must compute what the default
+computes before its time counts. Each is recorded at once, and the table is written after each kernel. On a CPU the kernels need TRITON_INTERPRET=1.
 """
 
 import argparse
@@ -206,12 +205,35 @@ class Plan:
     candidates: list[Launch]
 
 
-def make_plan(kernel: str, sizes: Sizes, device: torch.device) -> Plan:
+def launches_to_try(kernel: str, width: int) -> Iterator[Launch]:
+    """Yield the default and others, some of which may not fit into a GPU's shared memory. Eight warps only for products of
+    128 rows: of fewer, both groups of four would compute the same."""
     from amos_fairseq.functional.cuda import launches
 
+    default = launches.default_launch(kernel, width)
+    yield default
+    if kernel in launches.ATTENTION:
+        # The rows of the products are queries, except in the kernel of the keys.
+        rows, others = ("BLOCK_N", "BLOCK_M") if kernel == "attention_backward_key" else ("BLOCK_M", "BLOCK_N")
+        sizes = [(64, 4), (128, 4), (128, 8)]
+        if "BLOCK" in default:
+            tiles = [{"BLOCK": size, "num_warps": warps} for size, warps in sizes]
+        else:
+            tiles = [{rows: n, "num_warps": warps, others: m} for n, warps in sizes for m in (32, 64, 128)]
+        choices = ({**tile, "num_stages": stages} for tile in tiles for stages in (1, 2, 3))
+    elif kernel == "gradient":
+        choices = (
+            {"TILE": tile, "ROWS": rows, "num_warps": warps}
+            for tile, rows, warps in itertools.product((4, 8, 16), (128, 256, 512, 1024), (2, 4, 8))
+        )
+    else:
+        choices = ({"num_warps": warps} for warps in (1, 2, 4, 8))
+    yield from (default | choice for choice in choices)
+
+
+def make_plan(kernel: str, sizes: Sizes, device: torch.device) -> Plan:
     width, default = width_and_default(kernel, small_version(sizes), device)
-    others = (dict(launch) for launch in launches.candidates(kernel, width))
-    candidates = [launch for launch in others if launch != default]
+    candidates = [launch for launch in launches_to_try(kernel, width) if launch != default]
     return Plan(kernel, width, default, candidates if device.type == "cuda" else candidates[:1])
 
 
