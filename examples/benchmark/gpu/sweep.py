@@ -4,7 +4,8 @@
     python sweep.py sweep --out OUT --until TIME                # writes OUT/sweep.jsonl and OUT/tuned_launches.json
 
 ``sweep`` runs :func:`launches_to_try` one after the other at the shapes of amos_base. One must compute what the default
-computes before its time counts. Each is recorded at once, and the table is written after each kernel. On a CPU the kernels need TRITON_INTERPRET=1.
+computes before its time counts. Each is recorded at once, and the table is written after each kernel. On a CPU the kernels need
+TRITON_INTERPRET=1.
 """
 
 import argparse
