@@ -6,6 +6,7 @@ from importlib.util import find_spec
 
 import pytest
 import torch
+from benchmark.gpu import sweep
 from small_models import encoder_config
 from torch import Tensor
 from triton_interpreter import attention_by_definition
@@ -138,3 +139,19 @@ def test_an_encoder_equals_its_reference(has_padding: bool) -> None:
     for (name, parameter), other in zip(fast.named_parameters(), reference.parameters(), strict=True):
         if other.grad is not None:
             assert (parameter.grad.float() - other.grad).norm() <= 0.1 * other.grad.norm() + 1e-3, name
+
+
+CUDA = torch.device("cuda")
+
+
+@pytest.mark.parametrize("start", sweep.WORKLOADS)
+def test_tuned_launches_compute_what_the_defaults_compute(start: str) -> None:
+    """At lengths that fill no tile; the defaults must fit into the shared memory of any GPU since Ampere."""
+    from amos_fairseq.functional.cuda import launches
+
+    for kernel in (name for name in launches.KERNELS if name.startswith(start)):
+        width, _ = sweep.width_and_default(kernel, sweep.ODD, CUDA)
+        with sweep.launched_with(kernel, launches.default_launch(kernel, width)):
+            expected = [tensor.clone() for tensor in sweep.build(kernel, sweep.ODD, CUDA).result()]
+        got = sweep.build(kernel, sweep.ODD, CUDA).result()
+        assert sweep.difference(got, expected) <= sweep.TOLERANCE

@@ -1,7 +1,7 @@
 """How labels mark spans: the notations of data sets, converted to the one that conlleval and seqeval read.
 
 There ``B-TYPE`` is the first word of a span, ``I-TYPE`` another, ``E-TYPE`` its last, ``S-TYPE`` its only word, and ``O`` is
-outside: IOB1 (CoNLL-2003), IOB2 (CoNLL-2000) and IOBES stay as they are.
+outside: IOB1 (CoNLL-2003), IOB2 (CoNLL-2000) and IOBES stay as they are. The scores are accuracy of words and F1 of spans.
 """
 
 import re
