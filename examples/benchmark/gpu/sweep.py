@@ -207,8 +207,10 @@ class Plan:
 
 
 def launches_to_try(kernel: str, width: int) -> Iterator[Launch]:
-    """Yield the default and others, some of which may not fit into a GPU's shared memory. Eight warps only for products of
-    128 rows: of fewer, both groups of four would compute the same."""
+    """Yield the default and others, some of which may not fit into a GPU's shared memory.
+
+    Eight warps only for products of 128 rows: of fewer, both groups of four would compute the same.
+    """
     from amos_fairseq.functional.cuda import launches
 
     default = launches.default_launch(kernel, width)
