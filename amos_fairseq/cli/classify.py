@@ -37,7 +37,7 @@ def add_parser(subparsers: Any) -> None:
     add("--label-separator", metavar="TEXT", default=",", help=text)
     add("--no-header", action="store_true", help="the first line is a row; the columns are called 1, 2, ...")
     add("--csv-quotes", action="store_true", help="quotes in .tsv are those of CSV (default: ordinary characters)")
-    fine_tuning.add_arguments(parser, None, baselines=("random", "linear"))
+    fine_tuning.add_arguments(parser, None, baselines=("random", "linear"), recipe="own_labels")
     parser.set_defaults(run=functools.partial(run, parser))
 
 

@@ -28,6 +28,7 @@ def add_arguments(
     raw_help: str | None = None,
     several_data: bool = False,
     baselines: tuple[str, ...] = (),
+    recipe: str = "amos",
 ) -> None:
     """Add what to fine-tune, the recipe and options that override it (None leaves the recipe's value), and the devices.
 
@@ -38,7 +39,8 @@ def add_arguments(
         has_pooling: whether the head reads one vector for each input.
         raw_help: what a raw file is, for --train and --dev, which may then replace --data (:func:`check_data`).
         several_data: whether --data takes several directories.
-        baselines: choices of --baseline, of a command for one's own labels, which has the recipe for them.
+        baselines: choices of --baseline.
+        recipe: the default of --recipe.
     """
     add = parser.add_argument
     text = "checkpoint, or SAVE_DIR of a run (its last checkpoint)"
@@ -60,7 +62,7 @@ def add_arguments(
         text = "also train these, for rows of the table. " + "; ".join(BASELINES[name] for name in baselines)
         add("--baseline", nargs="+", choices=baselines, default=(), help=text)
     text = "own_labels, amos, amos_grid, bam, electra, electric, mlm, teams, or the path of a YAML file"
-    add("--recipe", metavar="NAME", default="own_labels" if baselines else "amos", help=text)
+    add("--recipe", metavar="NAME", default=recipe, help=text)
     text = "small, base or large, where the recipe depends on it (default: from the encoder's width)"
     add("--size", choices=SIZES, metavar="SIZE", help=text)
     add("--lr", type=float, help="learning rate of every task (default: the recipe's)")

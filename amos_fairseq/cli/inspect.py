@@ -1,6 +1,7 @@
 """``amos inspect``: show what a pretrained model does with one text, in the terminal and as an HTML page."""
 
 import argparse
+from pathlib import Path
 from typing import Any
 
 from amos_fairseq.cli.arguments import add_checkpoint, add_subcommand, import_fairseq
@@ -16,6 +17,8 @@ also the candidates of multi-word selection; for Electric, which masks nothing, 
 negative energy) of each token. Every masked token is replaced by <mask>, whatever mask treatment the run used. Special tokens
 are never sampled and are not among the predictions; probabilities are those of the softmax over the whole vocabulary.
 With --html a page shows the same in a single file without external resources.
+With --attention a picture shows instead how much each token attends to each other one, in heads of the main network (thesis,
+Figure 2.8); amos probe --attention says which heads follow which relations.
 """
 LARGEST_SEED = 2**63 - 1  # 63 bits, like the noise seeds in training
 
@@ -31,7 +34,15 @@ def add_parser(subparsers: Any) -> None:
     add("--mask-prob", type=float, metavar="P", help="share of tokens to mask (default: that of the run)")
     add("--top", type=int, metavar="N", default=3, help="number of predictions to show per depth")
     add("--html", metavar="FILE", help="also write an HTML page (default: the terminal alone)")
+    text = "draw the attention of these heads instead, such as 5-1 6-4; layers and heads count from 1 on"
+    add("--attention", nargs="+", metavar="LAYER-HEAD", type=layer_and_head, help=text)
+    add("--out", metavar="DIR", type=Path, default="plots", help="folder for the picture of --attention")
     parser.set_defaults(run=run)
+
+
+def layer_and_head(text: str) -> tuple[int, int]:
+    layer, _, head = text.partition("-")
+    return int(layer), int(head)
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -50,6 +61,11 @@ def run(arguments: argparse.Namespace) -> None:
     loaded = load_checkpoint(arguments.checkpoint, arguments.tokenizer)
     if text is None:
         text = text_of_corpus(loaded)
+    if arguments.attention is not None:
+        from amos_fairseq.report.attention import draw_attention
+
+        print(*draw_attention(loaded, text, arguments.attention, arguments.out), sep="\n")
+        return
     inspection = inspect_text(loaded, text, arguments.seed, mask_prob, arguments.top)
     print_inspection(inspection)
     if arguments.html is not None:

@@ -29,6 +29,7 @@ def add_parser(subparsers: Any) -> None:
         has_pairs=False,
         has_pooling=False,
         raw_help="treebank in CoNLL-U, plain or as .gz, .xz or .zst",
+        recipe="own_labels",
     )
     add_unlabeled(parser.add_argument)
     fine_tuning.add_cross_views(parser, PARSING_VIEWS)

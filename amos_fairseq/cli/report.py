@@ -12,9 +12,9 @@ from amos_fairseq.strangers import read_text
 DESCRIPTION = """\
 Write one HTML page about pretraining runs, without external resources: their cost; the discriminator's loss on replaced tokens
 by generator depth (AMOS Figure 1a), MLM loss by depth (1b), mixture weights (5a), accuracy on replaced tokens (5b); results of
-fine-tuning (Table 1) and the scores of kept checkpoints (Figure 6); replaced tokens in sentences (Table 9); edge probing
-("Figure 4", Table 8). Parts without input are left out, with a line that says what adds them. The figures are also written as
-PNG and SVG, to the folder PAGE_figures beside the page. What is shown depends on the objective.
+fine-tuning (Table 1) and the scores of kept checkpoints (Figure 6; TEAMS Figure 3); replaced tokens in sentences (Table 9);
+edge probing ("Figure 4", Table 8). Parts without input are left out, with a line that says what adds them. The figures are also
+written as PNG and SVG, to the folder PAGE_figures beside the page. What is shown depends on the objective.
 """
 
 
@@ -27,6 +27,10 @@ def add_parser(subparsers: Any) -> None:
     add("--glue", **several, help=text)
     add("--tag", **several, help="outputs of amos tag or amos parse (default: none)")
     add("--probe", **several, help="outputs of amos probe (default: none)")
+    text = (
+        "what the scores of kept checkpoints are drawn over (default: flops for several runs, if known, else updates)"
+    )
+    add("--over", choices=("updates", "hours", "flops"), help=text)
     add("--text", metavar="FILE", help="UTF-8 held-out text for Figure 1a (default: the run's validation split)")
     text = "text for Table 9; can be repeated (default: a paragraph of the run's validation split)"
     add("--sentence", action="append", metavar="TEXT", default=[], help=text)
@@ -55,7 +59,7 @@ def run(arguments: argparse.Namespace) -> None:
     text_name = "the validation split" if text is None else Path(arguments.text).name
     say("drawing the figures", "report")
     with explain_os_errors(f"{out}: the page cannot be written", "; choose another place with --out"):
-        write_report(out, runs, text_name, *results)
+        write_report(out, runs, text_name, *results, arguments.over)
 
 
 def check_arguments(arguments: argparse.Namespace, out: Path) -> None:

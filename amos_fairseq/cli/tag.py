@@ -32,6 +32,7 @@ def add_parser(subparsers: Any) -> None:
         raw_help="CoNLL-U, one word a line with its labels behind it, or a table with lists of words and labels",
         several_data=True,
         baselines=("linear",),
+        recipe="own_labels",
     )
     add_label_columns(parser.add_argument)
     add_unlabeled(parser.add_argument)

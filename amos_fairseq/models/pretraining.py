@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 from fairseq.models import BaseFairseqModel
+from fairseq.tasks.language_modeling import LanguageModelingTask
 from fairseq.tasks.masked_lm import MaskedLMTask
 from torch import Tensor, nn
 from torch.nn.functional import linear
@@ -152,6 +153,9 @@ class PretrainingModel(BaseFairseqModel, abc.ABC):
         """
         vocabulary = PaddedVocabulary.of(task.source_dictionary)
         try:
+            if isinstance(task, LanguageModelingTask):  # also that of fairseq-eval-lm
+                advice = "score texts with amos score, and pretrain with --task text_pretraining"
+                raise UserError(f"this model does not predict the next token (--task language_modeling): {advice}")
             if isinstance(task, MaskedLMTask):
                 if cls.for_masked_lm is None:
                     raise UserError("--task masked_lm trains --arch mlm_*: give one, or --task text_pretraining")

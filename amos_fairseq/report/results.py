@@ -15,6 +15,7 @@ from amos_fairseq.report.figures import CostSeries
 from amos_fairseq.report.runs import PretrainingRun, distinct_folders
 from amos_fairseq.strangers import read_json
 
+COSTS = {"updates": "updates", "hours": "hours of pretraining", "flops": "FLOPs of pretraining"}
 # The benchmarks that each option accepts, as their summaries name them.
 BENCHMARKS = {"--glue": ("glue", "squad", "classification"), "--tag": ("tagging", "parsing")}
 
@@ -90,12 +91,23 @@ def seeds_in_words(counts: Iterable[int]) -> str:
     return f"{numbers} seed" if counts[-1] == 1 else f"{numbers} seeds"
 
 
+def cost_of_update(run: PretrainingRun | None, unit: str) -> float | None:
+    """Return the cost of an update of a run in ``unit``, a key of :data:`COSTS`; None where its files do not contain it."""
+    if unit == "updates":
+        return 1
+    if run is None:
+        return None
+    if unit == "flops":
+        return run.flops_per_update
+    return run.seconds / 3600 / run.num_updates if run.seconds and run.num_updates else None
+
+
 def points_over_cost(
-    results: Sequence[Summary], runs: Sequence[PretrainingRun]
+    results: Sequence[Summary], runs: Sequence[PretrainingRun], over: str | None = None
 ) -> tuple[dict[str, list[CostSeries]], str]:
     """Return, by task, the scores of each run with results of two or more checkpoints, and the unit of the cost.
 
-    The cost is in FLOPs where several runs are drawn and those of all are known, in updates otherwise.
+    ``over``: a key of :data:`COSTS`; None for FLOPs where several runs are drawn and those of all are known, updates otherwise.
     """
     by_run: dict[Path, dict[int, dict[str, Spread]]] = {}  # folder -> updates -> task
     for result in results:
@@ -104,15 +116,20 @@ def points_over_cost(
             of_run.setdefault(result.num_updates, {}).update(main_spreads(result))
     by_run = {folder: of_run for folder, of_run in by_run.items() if len(of_run) > 1}
     known = {run.folder.resolve(): run for run in runs}
-    flops = {folder: known[folder].flops_per_update if folder in known else None for folder in by_run}
-    in_flops = len(by_run) > 1 and all(flops.values())
+    costs = {unit: {folder: cost_of_update(known.get(folder), unit) for folder in by_run} for unit in COSTS}
+    unit = over or ("flops" if len(by_run) > 1 and all(costs["flops"].values()) else "updates")
+    for folder, cost in costs[unit].items():
+        if cost is None:
+            raise UserError(
+                f"--over {unit}: those of {folder} are unknown; give its SAVE_DIR as RUN, or another --over"
+            )
     panels: dict[str, list[CostSeries]] = {}
     for folder, of_run in by_run.items():
         label = known[folder].name if folder in known else folder.name
         for column in dict.fromkeys(column for spreads in of_run.values() for column in spreads):
-            cost = flops[folder] if in_flops else 1
             known_updates = [(updates, one[column]) for updates, one in sorted(of_run.items()) if column in one]
+            cost = costs[unit][folder]
             points = [(updates * cost, spread.median, spread.deviation or 0.0) for updates, spread in known_updates]
             if len(points) > 1:
                 panels.setdefault(column, []).append(CostSeries(label, points))
-    return panels, "FLOPs of pretraining" if in_flops else "updates"
+    return panels, COSTS[unit]

@@ -86,17 +86,19 @@ def write_report(
     glue: Sequence[Summary],
     tag: Sequence[Summary],
     probing: Sequence[ProbeResults],
+    over: str | None,
 ) -> None:
     """Write the page, and its figures as PNG and SVG to a folder beside it, ``report_figures`` for ``report.html``.
 
-    Figures of an older page are removed. ``text_name``: what the held-out text is called in captions.
+    Figures of an older page are removed. ``text_name``: what the held-out text is called in captions. ``over``: see
+    :func:`points_over_cost`.
     """
     glue_missing = "--glue DIR adds them, the output of amos glue, amos squad or amos classify"
     are_mlm = all(run.objective == "mlm" for run in runs)
     sections = [
         cost_section(runs),
         benchmark_section("results", "Fine-tuning results", "AMOS Table 1", glue, glue_missing),
-        over_cost_section([*glue, *tag], runs),
+        over_cost_section([*glue, *tag], runs, over),
         benchmark_section(
             "tagging", "Tagging results", "", tag, "--tag DIR adds them, the output of amos tag or amos parse"
         ),
@@ -212,15 +214,15 @@ def benchmark_section(anchor: str, title: str, source: str, results: Sequence[Su
     return Section(anchor, title, source, caption, tables=[table], notes=list(table.notes))
 
 
-def over_cost_section(results: Sequence[Summary], runs: Sequence[PretrainingRun]) -> Section:
-    section = Section("score_by_cost", "Score over the cost of pretraining", "AMOS Figure 6")
-    panels, unit = points_over_cost(results, runs)
+def over_cost_section(results: Sequence[Summary], runs: Sequence[PretrainingRun], over: str | None) -> Section:
+    section = Section("score_by_cost", "Score over the cost of pretraining", "AMOS Figure 6, TEAMS Figure 3")
+    panels, unit = points_over_cost(results, runs, over)
     if not panels:
         section.missing = "--glue DIR DIR ... adds it: the outputs of amos glue for two or more checkpoints of a run"
         return section
     section.caption = (
         f"Median score over {num_seeds(results)} of fine-tuning for each kept checkpoint of a run; bars are standard "
-        f"deviations. The horizontal axis counts {unit}; the paper's counts hours of pretraining on 64 A100."
+        f"deviations. The horizontal axis counts {unit}; AMOS's counts hours of pretraining on 64 A100."
     )
     section.figure = scores_over_cost(panels, unit)
     return section

@@ -4,6 +4,7 @@ import pytest
 import torch
 from fairseq.criterions.masked_lm import MaskedLmLoss
 from fairseq.dataclass.configs import FairseqConfig
+from fairseq.tasks.language_modeling import LanguageModelingTask
 from fairseq.tasks.masked_lm import MaskedLMConfig, MaskedLMTask
 from omegaconf import OmegaConf
 from small_models import ENCODER_SETTINGS, small_batch, small_dictionary, small_mlm
@@ -48,3 +49,9 @@ def test_the_loss_of_fairseq_is_that_of_the_objective() -> None:
 def test_other_objectives_are_refused() -> None:
     with pytest.raises(UserError, match="--task masked_lm trains --arch mlm_"):
         ElectraModel.build_model(ElectraConfig(), stock_task())
+
+
+def test_the_next_token_is_not_predicted() -> None:
+    """The task of ``fairseq-eval-lm``."""
+    with pytest.raises(UserError, match="score texts with amos score"):
+        MlmModel.build_model(EncoderConfig(**ENCODER_SETTINGS), LanguageModelingTask(None, small_dictionary()))

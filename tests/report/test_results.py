@@ -73,6 +73,15 @@ def test_scores_over_updates_and_over_flops(results, tmp_path):
     assert unit == "FLOPs of pretraining"
     assert [series.points[0][0] for series in panels["MNLI mm"]] == [3000, 5000]
     assert points_over_cost(results[:1], runs) == ({}, "updates")
+    # 10 hours of 4,000 updates are 2.5 at update 1,000.
+    runs = [PretrainingRun(tmp_path / name, name, num_updates=4000, seconds=36_000) for name in costs]
+    panels, unit = points_over_cost(results, runs, "hours")
+    assert unit == "hours of pretraining"
+    assert [series.points[0][0] for series in panels["MNLI mm"]] == pytest.approx([2.5, 1.25])
+    assert points_over_cost(results, runs, "updates")[1] == "updates"
+    for known, over in ((runs[:1], "hours"), (runs, "flops")):
+        with pytest.raises(UserError, match=f"--over {over}: those of .* are unknown; give its SAVE_DIR as RUN"):
+            points_over_cost(results, known, over)
 
 
 def test_a_folder_without_results_is_one_line(tmp_path):

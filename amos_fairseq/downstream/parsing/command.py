@@ -5,6 +5,7 @@ import dataclasses
 import json
 import shlex
 import threading
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,13 +26,14 @@ from amos_fairseq.downstream.parsing.trees import (
     RELATION,
     Edge,
     best_tree,
+    chains,
     is_tree,
     tree_scores,
     with_cut_words,
     with_trees,
 )
 from amos_fairseq.downstream.recipes import WORDS
-from amos_fairseq.downstream.results import RunResult, TaskSummary, best_checkpoint, best_run_of
+from amos_fairseq.downstream.results import Baselines, RunResult, TaskSummary, best_checkpoint, best_run_of
 from amos_fairseq.downstream.runner import run_and_print, stoppable
 from amos_fairseq.downstream.session import Session, find_devices, preparing, session_from
 from amos_fairseq.downstream.tagging.command import ColumnData, check_unlabeled, predict_words, word_flags, word_trials
@@ -111,7 +113,7 @@ def open_parsing(session: Session, data: Path) -> "Parsing":
         opened.notes(session.checkpoint.max_positions, "counted with the relation dep to the dependent of the root")
     )
     task = BenchmarkTask(NAME, len(opened.train), "las", column.sha256, trials, notes)
-    return Parsing(session, column.directory, {NAME: task}, column.labels, opened.dev)
+    return Parsing(session, column.directory, {NAME: task}, column.labels, opened.train, opened.dev)
 
 
 @dataclass
@@ -120,6 +122,7 @@ class Parsing(Benchmark):
     data: Path
     tasks: dict[str, BenchmarkTask]
     relations: list[str]
+    train: ParsedSentences
     dev: ParsedSentences
 
     name = NAME
@@ -138,17 +141,29 @@ class Parsing(Benchmark):
         """Return the scores of the dev trees, and write ``predictions.conllu``, the dev file with the predicted trees, and
         ``scores.json``, which are those of this file."""
         model, directory, dev = load_checkpoint(checkpoint).model, checkpoint.parent, self.dev
-        sentences = [dev[index] for index in range(len(dev))]
-        gold = [
-            list(zip(dev.heads(index), [self.relations[label] for label in dev.labels(index)], strict=True))
-            for index in range(len(dev))
-        ]
+        sentences, gold = [dev[index] for index in range(len(dev))], self.gold_trees()
         predicted = predict_trees(model, sentences, dev.pad, self.relations, device, stop)
         trees = [with_cut_words(tree, len(words)) for tree, words in zip(predicted, gold, strict=True)]
         write_text(directory / PREDICTIONS, with_trees(read_text(self.data / "valid.conllu", "prepare again"), trees))
         scores = tree_scores(gold, trees)
         write_text(directory / SCORES, json.dumps(scores, indent=1) + "\n")
         return scores
+
+    def gold_trees(self) -> list[list[Edge]]:
+        return [
+            list(zip(self.dev.heads(index), [self.relations[label] for label in self.dev.labels(index)], strict=True))
+            for index in range(len(self.dev))
+        ]
+
+    def constants(self) -> dict[str, Baselines]:
+        """Return the scores of chains of words, with the most frequent relation of the training words."""
+        counts, gold = (
+            Counter(label for row in range(len(self.train)) for label in self.train.labels(row)),
+            self.gold_trees(),
+        )
+        relation, lengths = self.relations[counts.most_common(1)[0][0]], list(map(len, gold))
+        scores = {name: tree_scores(gold, trees) for name, trees in chains(lengths, relation).items()}
+        return {NAME: Baselines(sum(lengths), scores)}
 
     def setup(self) -> dict[str, Any]:
         (task,) = self.tasks.values()

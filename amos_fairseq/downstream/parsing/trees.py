@@ -94,6 +94,16 @@ def attachment_counts(gold: Sequence[Edge], predicted: Sequence[Edge], with_punc
     return counts
 
 
+def chains(lengths: Sequence[int], relation: str) -> dict[str, list[list[Edge]]]:
+    """Return, by name, trees without a model, of sentences of these lengths: each word depends on its neighbor."""
+    found = {}
+    for name, step in (("previous", -1), ("next", 1)):
+        # The head of the first or the last word, which has no neighbor there, is the root.
+        heads = [[(word + step) % (length + 1) for word in range(1, length + 1)] for length in lengths]
+        found[f"the {name} word as head ({relation})"] = [[(head, relation) for head in tree] for tree in heads]
+    return found
+
+
 def tree_scores(gold: Sequence[Sequence[Edge]], predicted: Sequence[Sequence[Edge]]) -> dict[str, float]:
     """Return UAS and LAS in percent, with and without punctuation."""
     scores = {}

@@ -11,6 +11,7 @@ from amos_fairseq.downstream.parsing import trees as parsing
 from amos_fairseq.downstream.parsing.task import ParsedSentences
 from amos_fairseq.downstream.parsing.trees import (
     best_tree,
+    chains,
     greedy_heads,
     is_tree,
     tree_scores,
@@ -65,6 +66,20 @@ def test_scores_by_hand(tmp_path: Path):
     assert with_trees("1\ta\t_\t_\t_\t_\t0\troot\t0:root\t_\n", [[(0, "root")]]).split("\t")[8] == "_"
     assert with_cut_words([(2, "nsubj"), (0, "root")], 4) == [(2, "nsubj"), (0, "root"), (2, "dep"), (2, "dep")]
     assert with_cut_words([], 3) == [(0, "root"), (1, "dep"), (1, "dep")]
+
+
+def test_chains_of_words_by_hand():
+    """Heads 2, 3, 0, 3 and 0: two of the previous word, three of the next; one of these has the right relation, ``det``."""
+    gold = [[(2, "det"), (3, "amod"), (0, "root"), (3, "punct")], [(0, "root")]]
+    previous, following = chains([4, 1], "det").values()
+    assert previous == [[(0, "det"), (1, "det"), (2, "det"), (3, "det")], [(0, "det")]]
+    assert following == [[(2, "det"), (3, "det"), (4, "det"), (0, "det")], [(0, "det")]]
+    assert all(is_tree([head for head, _ in tree]) for tree in previous + following)
+    found = {name.split()[1]: tree_scores(gold, trees) for name, trees in chains([4, 1], "det").items()}
+    assert {name: (scores["uas"], scores["las"]) for name, scores in found.items()} == {
+        "previous": (40, 0),
+        "next": (60, 20),
+    }
 
 
 def test_trees_by_hand():
