@@ -1,6 +1,9 @@
 """Trees against all trees of four words, scores of a hand-made file, and a batch with words that are cut."""
 
 import itertools
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +25,7 @@ from amos_fairseq.downstream.tagging.dataset import NO_LABEL
 from amos_fairseq.downstream.tagging.word_files import read_conllu
 from amos_fairseq.text.encoding import BinarizedFile
 
+OFFICIAL_SCRIPT = os.environ.get("CONLL18_UD_EVAL", "")
 # Every case that the official evaluation treats on its own: a range of a multiword token, an empty node, subtypes, punctuation,
 # a comment, a space inside of a word, a sentence of one word.
 GOLD = """\
@@ -66,6 +70,37 @@ def test_scores_by_hand(tmp_path: Path):
     assert with_trees("1\ta\t_\t_\t_\t_\t0\troot\t0:root\t_\n", [[(0, "root")]]).split("\t")[8] == "_"
     assert with_cut_words([(2, "nsubj"), (0, "root")], 4) == [(2, "nsubj"), (0, "root"), (2, "dep"), (2, "dep")]
     assert with_cut_words([], 3) == [(0, "root"), (1, "dep"), (1, "dep")]
+
+
+@pytest.mark.skipif(not OFFICIAL_SCRIPT, reason="CONLL18_UD_EVAL is not the path of conll18_ud_eval.py")
+def test_scores_of_cut_words_are_those_of_the_official_script(tmp_path: Path):
+    """Random trees beside others, of which the words at the end are cut, in files with multiword tokens and empty nodes."""
+    generator, every = np.random.default_rng(1), {}
+    for length in range(1, 6):
+        trees = itertools.product(range(length + 1), repeat=length)
+        every[length] = [heads for heads in trees if is_tree(heads)]
+
+    def tree(length: int) -> list[tuple[int, str]]:
+        heads = every[length][generator.integers(len(every[length]))]
+        return [(head, "det" if generator.random() < 0.5 else "obl:tmod") for head in heads]
+
+    words = [[f"{n}\tw{n}\t_\t_\t_\t_\t_\t_\t_\t_\n" for n in range(1, length + 1)] for length in range(1, 6)] * 8
+    text = "".join("".join(sentence) + "\n" for sentence in words) + GOLD
+    lengths = [*map(len, words), 6, 1]
+    gold = [tree(len(sentence)) for sentence in words] + [TREES[0], TREES[1]]
+    kept = [length - int(generator.integers(length)) for length in lengths]
+    found = [with_cut_words(tree(min(number, 5)), length) for number, length in zip(kept, lengths, strict=True)]
+    for name, own in (("gold", gold), ("found", found)):
+        (tmp_path / name).write_text(with_trees(text, own), encoding="utf-8")
+    command = [sys.executable, OFFICIAL_SCRIPT, "-c", str(tmp_path / "gold"), str(tmp_path / "found")]
+    rows = (line.split("|") for line in subprocess.check_output(command, text=True).splitlines())
+    official = {
+        row[0].strip().lower(): [int(cell) for cell in row[1:3]] for row in rows if row[0].strip() in ("UAS", "LAS")
+    }
+    scores = tree_scores(gold, found)
+    for name, (right, total) in official.items():
+        assert scores[name] == pytest.approx(100 * right / total)
+    assert 0 < scores["las"] < scores["uas"] < 100
 
 
 def test_chains_of_words_by_hand():
