@@ -58,15 +58,15 @@ def name_lost_ranks(error: RuntimeError) -> None:
     ) from error
 
 
-def find_lost_ranks(seconds: float = 10.0) -> list[int]:
+def find_lost_ranks() -> list[int]:
     """Return the ranks that have ended. To be called on each rank on which a collective operation has failed.
 
-    Each such rank reports to the store; the lost ones have not done so after ``seconds``. Without torchrun the store is in the
+    Each such rank reports to the store; the lost ones have not done so after ten seconds. Without torchrun the store is in the
     first rank: where it cannot be reached, that rank is lost.
     """
     rank, ranks = torch.distributed.get_rank(), range(torch.distributed.get_world_size())
     store = torch.distributed.distributed_c10d._get_default_store()
-    end, silent = time.monotonic() + seconds, [0]
+    end, silent = time.monotonic() + 10.0, [0]
     try:
         store.set(f"amos_fairseq/failed/{rank}", "")
         while True:

@@ -86,7 +86,7 @@ def similar_lengths(
     return np.concatenate([*shuffled, indices[used:]])
 
 
-def whole_updates(indices: np.ndarray, global_batch: int, source: str) -> np.ndarray:
+def whole_updates(indices: Sequence[int] | np.ndarray, global_batch: int, source: str) -> Any:
     """Return the longest prefix of an epoch's order that makes whole global batches.
 
     fairseq normalizes a partial last update wrongly on several ranks with update_freq > 1 (a rank without data counts
@@ -142,9 +142,19 @@ class BlockBatchIterator(iterators.EpochBatchIterator):
             persistent_workers=False,
         )
         self._fingerprint: str | None = getattr(dataset, "fingerprint", None)
-        self.micro_batch = len(batches[0])
-        self.blocks_per_step = num_shards * self.micro_batch
-        self.global_batch = self.blocks_per_step * update_freq
+        self.update_freq = update_freq
+
+    @property
+    def micro_batch(self) -> int:
+        return len(self.frozen_batches[0])
+
+    @property
+    def blocks_per_step(self) -> int:
+        return self.num_shards * self.micro_batch
+
+    @property
+    def global_batch(self) -> int:
+        return self.blocks_per_step * self.update_freq
 
     def _get_iterator_for_epoch(self, *args: Any, **kwargs: Any) -> Any:
         """Return fairseq's iterator without the reference cycle through its batch sampler.
@@ -189,9 +199,10 @@ class BlockBatchIterator(iterators.EpochBatchIterator):
 
     def _steps_until(self, state_dict: dict[str, Any]) -> int:
         epoch = state_dict["epoch"]
-        if "blocks_in_epoch" not in state_dict:
+        if "blocks_in_epoch" not in state_dict or ("phase" in state_dict) != hasattr(self, "phase"):
             raise UserError(
-                f"the checkpoint is inside epoch {epoch} of another task's data and cannot be continued there: {RESET_HINT}"
+                f"the checkpoint is inside epoch {epoch} of another task's data, or of a run with task.phases, and cannot be "
+                f"continued there: {RESET_HINT}"
             )
         position, corpus = state_dict["blocks_in_epoch"], state_dict["blocks_in_corpus"]
         if corpus != len(self.dataset):

@@ -107,7 +107,6 @@ class MaskedBlockDataset(EpochOrder, FairseqDataset):
     ) -> None:
         super().__init__()
         self.blocks = blocks
-        self.tokens_per_block = tokens_per_block
         self.seed = seed
         self.training = training
         self.treatment = treatment
@@ -120,6 +119,10 @@ class MaskedBlockDataset(EpochOrder, FairseqDataset):
         self._maskable = np.ones(len(dictionary), dtype=bool)
         self._maskable[special_ids(dictionary)] = False
         self._candidates = np.flatnonzero(self._maskable)
+        self.set_length(tokens_per_block, mask_prob)
+
+    def set_length(self, tokens_per_block: int, mask_prob: float) -> None:
+        self.tokens_per_block = tokens_per_block
         # Indexed by L, so that __getitem__ computes no fractions.
         self._num_masked = [num_masked_positions(mask_prob, length) for length in range(tokens_per_block + 1)]
 
@@ -131,11 +134,15 @@ class MaskedBlockDataset(EpochOrder, FairseqDataset):
     def __len__(self) -> int:
         return len(self.blocks)
 
+    def read(self, index: int) -> tuple[int, torch.Tensor]:
+        """Return the number of a block from which its masks are sampled, and its tokens."""
+        return index, self.blocks[index]
+
     def __getitem__(self, index: int) -> dict[str, Any]:
         """Return ``id`` int, ``tokens`` LongTensor [L], ``positions`` LongTensor [<= k(L)] ascending, and ``masked``
         LongTensor of the same shape: the generator's input there."""
-        index = int(index)
-        block = self.blocks[index].numpy()[: self.tokens_per_block - 1]
+        index, block = self.read(int(index))
+        block = block.numpy()[: self.tokens_per_block - 1]
         tokens = np.empty(len(block) + 1, dtype=np.int64)
         tokens[0], tokens[1:] = self.bos, block
         generator = self._generator(index)

@@ -28,6 +28,7 @@ from amos_fairseq.models.configuration import (
     has_biases,
 )
 from amos_fairseq.models.fine_tuning import DELTA, POOLER, PretrainedEncoder, TextModel
+from amos_fairseq.modules.bert_encoder import LearnedPositions, repeated
 from amos_fairseq.modules.encoder import TransformerEncoder, initialize, mark_lr_scale, mark_undecayed
 from amos_fairseq.modules.heads import MlmHead, TokenPrediction
 from amos_fairseq.setting_checks import check_ranges
@@ -319,9 +320,11 @@ class PretrainingModel(BaseFairseqModel, abc.ABC):
             saved = state_dict.get(name)
             if saved is None or not name.endswith("embed_positions.weight") or not 0 < len(saved) < len(here):
                 continue
-            copies = -(-len(here) // len(saved))
-            state_dict[name] = saved.repeat(copies, 1)[: len(here)]
+            state_dict[name] = repeated(saved, len(here))
             logger.info(f"{name}: positions {len(saved) + 1} to {len(here)} start as copies of the first {len(saved)}")
+
+    def learned_positions(self) -> list[LearnedPositions]:
+        return [module for module in self.modules() if isinstance(module, LearnedPositions)]
 
     def make_room(self, state_dict: dict[str, Tensor]) -> None:
         """Add the buffers of an imported model that are in ``state_dict``, for their values to be loaded."""

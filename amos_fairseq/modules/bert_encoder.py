@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import embedding, gelu
+from torch.nn.functional import embedding, gelu, pad
 
 from amos_fairseq.functional.attention import (
     NO_BIAS,
@@ -118,7 +118,7 @@ class BertEncoder(TransformerEncoder):
     def __init__(self, shape: BertEncoderConfig):
         super().__init__(shape)
         embedding_width = shape.embedding_width or shape.width
-        self.embed_positions = nn.Embedding(shape.max_positions, embedding_width)
+        self.embed_positions = LearnedPositions(shape.max_positions, embedding_width)
         self.embed_token_types = nn.Embedding(shape.num_token_types, embedding_width) if shape.num_token_types else None
         self.embedding_norm = nn.LayerNorm(embedding_width, shape.layer_norm_eps)
         self.dropout = make_dropout(shape.dropout, shape.kernels)
@@ -149,7 +149,7 @@ class BertEncoder(TransformerEncoder):
 
     def embed(self, embeddings: Tensor, token_types: Tensor | None) -> Tensor:
         """Compute the input of the first layer: [B,T,E] -> [B,T,D]."""
-        embeddings = embeddings + self.embed_positions.weight[: embeddings.size(1)]
+        embeddings = embeddings + self.embed_positions.rows(embeddings.size(1))
         if self.embed_token_types is not None:
             types = self.embed_token_types.weight
             embeddings = embeddings + (types[0] if token_types is None else types[token_types])
@@ -173,6 +173,40 @@ class BertEncoder(TransformerEncoder):
         bias = AttentionBias(learned, scores_of_masked_pairs(masked, embeddings.dtype))
         is_reference = self.shape.kernels == "reference"
         return bias if is_reference else prepare_bias(bias, embeddings.device, embeddings.dtype)
+
+
+def repeated(rows: Tensor, total: int) -> Tensor:
+    """Return ``rows`` [N,E] one after another until there are ``total`` (Longformer, Beltagy et al. 2020, section 5)."""
+    return rows.repeat(-(-total // len(rows)), 1)[:total]
+
+
+class LearnedPositions(nn.Embedding):
+    """Absolute positions. A run that begins with short sequences trains those of the longer ones to come as copies.
+
+    Attributes:
+        repeats: the first T rows repeat in the whole table: all copies of a row get the same gradient, so they stay equal.
+    """
+
+    repeats = False
+
+    def rows(self, length: int) -> Tensor:
+        """Return the positions of a sequence of T = ``length`` tokens: [T,E]."""
+        table, total = self.weight, self.num_embeddings
+        if not self.repeats or length >= total:
+            return table[:length]
+        copies = -(-total // length)
+        padded = pad(table, (0, 0, 0, copies * length - total)).view(copies, length, -1)
+        num_copies = (total - 1 - torch.arange(length, device=table.device)) // length + 1
+        return padded.sum(0) / num_copies[:, None]
+
+    @torch.no_grad()
+    def repeat_first(self, length: int) -> None:
+        """Set all rows to copies of the first ``length`` ones."""
+        self.weight.copy_(repeated(self.weight[:length], self.num_embeddings))
+
+    def share(self, length: int) -> None:
+        """For sequences of ``length``, train the copies of a row together if the table consists of copies."""
+        self.repeats = torch.equal(self.weight[length:], self.weight[: max(0, self.num_embeddings - length)])
 
 
 class RelativePositionBias(nn.Module):

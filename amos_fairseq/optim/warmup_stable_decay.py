@@ -53,16 +53,17 @@ class WarmupStableDecay(FairseqLRScheduler):
 
     Attributes:
         seconds: of training under this schedule, all parts of the run together; 0 without ``minutes``.
-        validation_seconds, save_seconds: what the last validation and the last checkpoint took; 0 while it is not known.
+        validation_seconds, save_seconds: what a validation and a checkpoint are expected to take; 0 while it is not known.
+        update_seconds: what updates took when that was estimated.
         decay_start: update at which a branch has begun; None if this is no branch.
         ended_minutes: budget that the run has used up; 0 before.
     """
 
-    STATE = ("seconds", "validation_seconds", "save_seconds", "decay_start", "ended_minutes")
+    STATE = ("seconds", "validation_seconds", "save_seconds", "update_seconds", "decay_start", "ended_minutes")
 
     def __init__(self, cfg: WarmupStableDecayConfig, optimizer: FairseqOptimizer):
         super().__init__(cfg, optimizer)
-        self.seconds = self.validation_seconds = self.save_seconds = self.ended_minutes = 0.0
+        self.seconds = self.validation_seconds = self.save_seconds = self.update_seconds = self.ended_minutes = 0.0
         self.decay_start: int | None = None
 
     @property

@@ -31,6 +31,7 @@ from amos_fairseq.run.health import Collapse, Divergence, FiniteUpdates
 from amos_fairseq.run.hook import Hook
 from amos_fairseq.run.kernels import Determinism, Kernels, Memory
 from amos_fairseq.run.metrics_log import MetricsLog
+from amos_fairseq.run.phases import Phases
 from amos_fairseq.run.precision import Precision
 from amos_fairseq.run.progress import Console, Progress
 from amos_fairseq.run.resume import Resume
@@ -53,6 +54,7 @@ HOOKS: tuple[type[Hook], ...] = (
     Progress,
     TimeBudget,  # after Signals: the time of a save after an update is not that of the update
     Memory,
+    Phases,  # after Signals, which may save: it ends the iterator over the epoch
 )
 active: list[Hook] = []  # of the present run
 
@@ -149,6 +151,8 @@ def train_epoch(
     finally:
         for hook in active:
             hook.after_epoch(should_stop)
+    if getattr(task, "phases", None) and not should_stop and not epoch_itr.end_of_epoch():
+        valid_losses = [None]  # a phase has ended, and no epoch: the schedule takes note of no validation
     return valid_losses, should_stop
 
 

@@ -47,6 +47,7 @@ class MetricsLog(Hook):
     def __init__(self) -> None:
         self.resumed_update: int | None = None  # where the file has not been cut back to it yet
         self.epoch, self.batches = 1, None  # counted from 1; the iterator over its updates
+        self.task: Any = None
 
     def after_load(self, cfg: Any, trainer: Any, epoch_itr: Any, extra_state: dict[str, Any] | None) -> None:
         """Note the update after which the file continues, and restore the meters of the interval.
@@ -57,6 +58,9 @@ class MetricsLog(Hook):
         meters = (extra_state or {}).get("metrics", {})
         if trainer.get_num_updates() > 0 and not cfg.reset_meters and INTERVAL in meters:
             metrics.load_state_dict({INTERVAL: meters[INTERVAL]})
+
+    def before_epoch(self, cfg: Any, trainer: Any) -> None:
+        self.task = getattr(trainer, "task", None)
 
     def before_bar(self, save_dir: str, batches: Any, settings: dict[str, Any]) -> None:
         """Follow the updates of an epoch; a collective operation at the first one after a resume."""
@@ -70,6 +74,8 @@ class MetricsLog(Hook):
         """Append one record and close the file, so that a killed process can damage only the last line."""
         # The iterator knows its position, also after a resume within an epoch.
         done = self.batches.n / max(len(self.batches), 1) if self.batches is not None else 0.0
+        if (of_phase := getattr(self.task, "phase_iterator", None)) is not None:
+            done = of_phase.position / of_phase.dataset.stream_length
         epoch = round(self.epoch - 1 + done, 6)
         record = {"split": split, "update": int(update), "epoch": epoch, **numeric_stats(values)}
         path = os.path.join(save_dir, FILE_NAME)

@@ -24,21 +24,12 @@ from amos_fairseq.setting_checks import config_class, read_section
 OF_VALIDATION = ("rtd_state_variance", "rtd_first_component", "rtd_participation_ratio")
 # Features of fairseq that need packages which are no longer developed, or that change how checkpoints are written; section,
 # setting, value, and what to use.
+_MEMORY = "model.activation_checkpointing saves memory"
 UNSUPPORTED = [
-    (
-        "distributed_training",
-        "ddp_backend",
-        "fully_sharded",
-        "use pytorch_ddp; model.activation_checkpointing saves memory",
-    ),
+    ("distributed_training", "ddp_backend", "fully_sharded", f"use pytorch_ddp; {_MEMORY}"),
     ("distributed_training", "ddp_backend", "slowmo", "use pytorch_ddp"),
-    ("distributed_training", "zero_sharding", "os", "leave it out; model.activation_checkpointing saves memory"),
-    (
-        "distributed_training",
-        "pipeline_model_parallel",
-        True,
-        "leave it out; model.activation_checkpointing saves memory",
-    ),
+    ("distributed_training", "zero_sharding", "os", f"leave it out; {_MEMORY}"),
+    ("distributed_training", "pipeline_model_parallel", True, f"leave it out; {_MEMORY}"),
     ("common", "use_plasma_view", True, "leave it out: the tokens are mapped from the disk, which all processes share"),
     ("checkpoint", "write_checkpoints_asynchronously", True, "leave it out: a checkpoint is replaced as a whole"),
 ]

@@ -231,6 +231,8 @@ def _update_size(cfg: Any) -> str:
     """Return the size of an update, where the settings determine it."""
     if not cfg.dataset.batch_size:
         return ""
+    if phases := OmegaConf.select(cfg, "task.phases"):
+        return f" in the phases {phases}"
     ranks, length = cfg.distributed_training.distributed_world_size, getattr(cfg.task, "tokens_per_sample", None)
     sequences = cfg.dataset.batch_size * cfg.optimization.update_freq[0] * ranks
     tokens = f" x {length} = {sequences * length:,} tokens" if length else ""
@@ -256,7 +258,7 @@ def announce_cost(trainer: Any) -> None:
     """
     cfg, task = trainer.cfg, trainer.task
     updates = cfg.optimization.max_update - trainer.get_num_updates()
-    is_counted = hasattr(task, "full_batch") and len(set(cfg.optimization.update_freq)) == 1
+    is_counted = hasattr(task, "full_batch") and len(set(cfg.optimization.update_freq)) == 1 and not task.phases
     if not (is_counted and updates > 0 and distributed_utils.get_global_rank() == 0):
         return
     parameters = sum(parameter.numel() for parameter in trainer.get_model().parameters())

@@ -1,11 +1,14 @@
 """A run of a fixed time: ``amos train RECIPE --minutes 480``, ``lr_scheduler.minutes=480``, ``fairseq-train --minutes 480``.
 
 The schedule goes over the time since the trainer exists, which all parts of a run share: a checkpoint has the time so far. It
-is that of the first rank. The last validation and checkpoint belong to the budget, so the run learns from earlier ones how long
-they take; where none is due in the first tenth of the time, both are made there. It ends when no other update fits.
+is that of the first rank. The last validation and checkpoint belong to the budget: the run expects them to take as long as the
+ones before, a validation in proportion to the time of an update, which may have changed since. Where none is due in the first
+tenth of the time, both are made there. The run ends when no other update fits.
 """
 
+import itertools
 import logging
+import statistics
 import time
 from collections import deque
 from typing import Any
@@ -25,6 +28,7 @@ logger = logging.getLogger(__name__)
 clock = time.monotonic
 
 UPDATES_OF_DURATION = 5  # the next update is expected to take as long as the longest of the last ones
+MOST_DURATIONS = 1000
 FIRST_MEASURE = 0.1  # share of the budget
 
 
@@ -47,7 +51,7 @@ class TimeBudget(Hook):
         self.update_started: float | None = None
         self.completion_started = self.completion_seconds = 0.0  # of what follows an update
         self.save_started: float | None = None
-        self.durations: deque[float] = deque(maxlen=UPDATES_OF_DURATION)
+        self.durations: deque[float] = deque(maxlen=MOST_DURATIONS)  # of updates, the newest first
 
     def before_launch(self, cfg: Any) -> None:
         if OmegaConf.select(cfg, "lr_scheduler._name") == "warmup_stable_decay":
@@ -64,27 +68,41 @@ class TimeBudget(Hook):
         if self.schedule is None:
             return
         schedule = self.schedule
-        plan = self.plan(trainer) if distributed_utils.get_global_rank() == 0 else [0.0] * 5
+        plan = self.plan(trainer) if distributed_utils.get_global_rank() == 0 else [0.0] * 6
         numbers = sum_over_ranks(torch.tensor(plan, dtype=torch.float64)).tolist()
-        schedule.seconds, schedule.validation_seconds, schedule.save_seconds, is_last, measures = numbers
+        schedule.seconds, schedule.validation_seconds, schedule.save_seconds, schedule.update_seconds = numbers[:4]
+        is_last, measures = numbers[4:]
         self.is_last, self.measures = bool(is_last), bool(measures)
         if self.is_last:
             schedule.ended_minutes = schedule.cfg.minutes
         schedule.step_update(trainer.get_num_updates())
 
     def plan(self, trainer: Any) -> list[float]:
-        """Return the time, what a validation and a checkpoint take, and whether this update is the last or both follow it."""
+        """Return the time, what a validation, a checkpoint and an update take, and whether this update is the last or a
+        validation and a checkpoint follow it."""
         now, budget, dataset = clock(), 60 * self.schedule.cfg.minutes, trainer.cfg.dataset
         validation, save = self.schedule.validation_seconds, self.schedule.save_seconds
         if self.update_started is not None:
-            self.durations.append(now - self.update_started - self.completion_seconds)
+            self.durations.appendleft(now - self.update_started - self.completion_seconds)
         self.update_started, self.completion_seconds = now, 0.0
-        seconds, longest = now - self.started, max(self.durations, default=0.0)
+        before, update = self.schedule.update_seconds, self.usual_duration()
+        validation *= update / before if before and update else 1.0
+        seconds = now - self.started
+        longest = max(itertools.islice(self.durations, UPDATES_OF_DURATION), default=0.0)
         is_last = seconds + 2 * longest + validation + save > budget
         is_known = (save if dataset.disable_validation else validation) > 0
         may_validate = trainer.get_num_updates() + 1 >= dataset.validate_after_updates
         measures = not is_known and may_validate and seconds > FIRST_MEASURE * budget
-        return [seconds, validation, save, is_last, measures]
+        return [seconds, validation, save, update or before, is_last, measures]
+
+    def usual_duration(self) -> float:
+        """Return the median time of the last updates, of about as many as take the time of a validation; 0 for few updates."""
+        until_each = itertools.accumulate(self.durations)
+        number = 1 + sum(
+            1 for _ in itertools.takewhile(lambda total: total < self.schedule.validation_seconds, until_each)
+        )
+        last = list(itertools.islice(self.durations, max(number, UPDATES_OF_DURATION)))
+        return statistics.median(last) if len(last) >= UPDATES_OF_DURATION else 0.0
 
     def before_completion(self, cfg: Any, trainer: Any) -> Any:
         """Change the settings by which fairseq stops and saves after an update; it validates with both."""
@@ -100,6 +118,7 @@ class TimeBudget(Hook):
     def before_logging(self, save_dir: str, split: str, update: int, values: dict[str, Any]) -> None:
         if self.schedule is not None and split != "train":  # of several subsets, the last one counts
             self.schedule.validation_seconds = clock() - self.completion_started
+            self.schedule.update_seconds = self.usual_duration()
 
     def may_save(self, trainer: Any) -> bool:
         self.save_started = clock()

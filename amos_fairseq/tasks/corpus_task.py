@@ -52,12 +52,8 @@ class CorpusTask(FairseqTask):
         max_tokens: int | None = None,
         max_sentences: int | None = None,
         max_positions: int | None = None,
-        num_shards: int = 1,
-        shard_id: int = 0,
-        num_workers: int = 0,
         epoch: int = 1,
-        data_buffer_size: int = 0,
-        **ignored: Any,
+        **settings: Any,
     ) -> BlockBatchIterator:
         """Return equal batches of an epoch. In training, blocks that make no whole update are left out, others in each epoch
         (see :func:`~amos_fairseq.data.block_iterator.whole_updates`).
@@ -67,28 +63,41 @@ class CorpusTask(FairseqTask):
             max_tokens: of a batch, where each sample counts as :attr:`length` tokens.
             max_sentences: the most samples of a batch.
             max_positions: of the model.
-            ignored: fairseq's arguments for corpora whose samples differ in length, and for reused iterators.
+            settings: for :meth:`iterator_settings`.
         """
         flag = f"--{self.length.replace('_', '-')}"
         batch_size = blocks_per_batch(self.max_positions(), max_tokens, max_sentences, max_positions, flag)
-        dataset.set_epoch(epoch)
-        update_freq = 1
+        settings = self.iterator_settings(dataset, epoch, **settings)
         if dataset.training:
-            schedule = self.cfg.update_freq
-            update_freq = schedule[min(epoch, len(schedule)) - 1]
-            indices = self.order_of_epoch(dataset, num_shards * update_freq, batch_size)
+            indices = self.order_of_epoch(dataset, settings["num_shards"] * settings["update_freq"], batch_size)
         else:
             indices = dataset.ordered_indices()
-        return BlockBatchIterator(
-            dataset,
-            equal_batches(indices, batch_size),
-            update_freq=update_freq,
-            num_shards=num_shards,
-            shard_id=shard_id,
-            num_workers=num_workers,
-            epoch=epoch,
-            buffer_size=data_buffer_size,
-        )
+        return BlockBatchIterator(dataset, equal_batches(indices, batch_size), **settings)
+
+    def iterator_settings(
+        self,
+        dataset: Any,
+        epoch: int,
+        num_shards: int = 1,
+        shard_id: int = 0,
+        num_workers: int = 0,
+        data_buffer_size: int = 0,
+        **ignored: Any,
+    ) -> dict[str, int]:
+        """Set the epoch of ``dataset``, and return the settings of an iterator over it.
+
+        ``ignored``: fairseq's arguments for corpora whose samples differ in length, and for reused iterators.
+        """
+        dataset.set_epoch(epoch)
+        schedule = self.cfg.update_freq if dataset.training else [1]
+        return {
+            "update_freq": schedule[min(epoch, len(schedule)) - 1],
+            "num_shards": num_shards,
+            "shard_id": shard_id,
+            "num_workers": num_workers,
+            "epoch": epoch,
+            "buffer_size": data_buffer_size,
+        }
 
     def order_of_epoch(self, dataset: Any, batches_per_update: int, batch_size: int) -> np.ndarray:
         """Return the samples that train in the data set's current epoch, in their order: [N] int64."""

@@ -2,6 +2,7 @@
 
 import logging
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, List, Optional  # noqa: UP035 (fairseq reads the types of config classes, in typing's spelling)
 
@@ -16,7 +17,7 @@ from omegaconf import II, MISSING, OmegaConf
 
 from amos_fairseq.checkpoints.read import load_generator
 from amos_fairseq.compat.distribution import sum_over_ranks
-from amos_fairseq.data.block_iterator import blocks_per_batch
+from amos_fairseq.data.block_iterator import BlockBatchIterator, blocks_per_batch
 from amos_fairseq.data.corpus import corpus_directories, count_tokens, read_blocks, require_split, unigram_entropy
 from amos_fairseq.data.masked_blocks import (
     OF_OBJECTIVE,
@@ -25,6 +26,7 @@ from amos_fairseq.data.masked_blocks import (
     MaskTreatment,
     num_masked_positions,
 )
+from amos_fairseq.data.phases import Phase, PhasedBlocks, PhaseIterator, read_phases
 from amos_fairseq.data.seeding import Purpose, noise_seed
 from amos_fairseq.data.vocabulary import Vocabulary, shard_directories
 from amos_fairseq.errors import UserError
@@ -72,6 +74,12 @@ class TextPretrainingConfig(FairseqDataclass):
         "mask. Punctuation and other pieces that the tokenizer writes without a mark of a new word belong to the word before "
         "them; in scripts without spaces each piece is a word",
     )
+    phases: Any = setting(
+        None,
+        "parts of the run with blocks of different lengths: a list such as "
+        "[{length: 128, share: 0.9}, {length: 512, share: 0.1, batch_size: 8, mask_prob: 0.2}]. share: of the updates, or of "
+        "--minutes; the last length is --tokens-per-sample; a phase without batch_size or mask_prob has that of the run",
+    )
     tokenizer_directory: Optional[str] = setting(  # noqa: UP045
         None, "tokenizer that binarized the corpus (default: DATA/tokenizer)"
     )
@@ -118,6 +126,16 @@ class TextPretrainingTask(CorpusTask):
     _mask_weights: np.ndarray | None = None
     # [tokens of the dictionary] bool, of --whole-words.
     word_starts: np.ndarray | None = None
+    # Of the last epoch that was begun, where the run has phases.
+    phase_iterator: PhaseIterator | None = None
+
+    def __init__(self, cfg: TextPretrainingConfig, vocabulary: Vocabulary, dictionary: Dictionary) -> None:
+        super().__init__(cfg, vocabulary, dictionary)
+        whole_run = Phase(cfg.tokens_per_sample, 1.0, None, cfg.mask_prob)
+        self.phases = read_phases(cfg.phases, cfg.tokens_per_sample, cfg.mask_prob)
+        self.of_validation = whole_run
+        self.of_step = (self.phases or [whole_run])[0]  # the phase of the present step
+        self.due_phase: Callable[[], int] = lambda: 0  # set by run/phases.py
 
     @classmethod
     def setup_task(cls, cfg: TextPretrainingConfig, **kwargs: Any) -> "TextPretrainingTask":
@@ -129,6 +147,16 @@ class TextPretrainingTask(CorpusTask):
             raise UserError(
                 "--mask-rare-tokens has no meaning for the criterion electric, whose noise needs one probability for all "
                 "tokens: leave it out"
+            )
+        phases = read_phases(cfg.phases, cfg.tokens_per_sample, cfg.mask_prob)
+        if phases and cfg.sample_break_mode != "none":
+            raise UserError(
+                f"task.phases (--phases) need full blocks: leave out --sample-break-mode {cfg.sample_break_mode}"
+            )
+        if cfg.objective == "electric" and {phase.mask_prob for phase in phases} - {cfg.mask_prob}:
+            raise UserError(
+                "task.phases (--phases): the noise of electric has one mask_prob: leave it out of the phases, and set "
+                "--mask-prob"
             )
         if cfg.whole_words and cfg.mask_rare_tokens:
             raise UserError("--whole-words and --mask-rare-tokens choose what is masked in two ways: leave one out")
@@ -161,7 +189,8 @@ class TextPretrainingTask(CorpusTask):
     @property
     def masked_share(self) -> float:
         """r = ceil(mask_prob * T) / T: puts sums over real tokens on the scale of sums over masked positions."""
-        return num_masked_positions(self.cfg.mask_prob, self.cfg.tokens_per_sample) / self.cfg.tokens_per_sample
+        length = self.of_step.length
+        return num_masked_positions(self.of_step.mask_prob, length) / length
 
     @property
     def mask_treatment(self) -> MaskTreatment:
@@ -175,6 +204,8 @@ class TextPretrainingTask(CorpusTask):
             raise UserError(f"--arch {arch_name(cfg)} is not pretrained on masked blocks: give one of amos_fairseq")
         if model.size_warning:
             logger.warning(model.size_warning)
+        for positions in model.learned_positions() if self.phases else ():
+            positions.repeat_first(self.phases[0].length)
         return model
 
     def load_generator(self, cfg: Any) -> list[GeneratorNetwork]:
@@ -247,9 +278,10 @@ class TextPretrainingTask(CorpusTask):
             self._mask_weights = counts ** -float(self.cfg.mask_rare_tokens)
         return self._mask_weights
 
-    def mask_blocks(self, blocks: Any, **more: Any) -> MaskedBlockDataset:
-        """Return a :class:`MaskedBlockDataset` of these blocks with the settings of this task, and ``more``."""
-        return MaskedBlockDataset(
+    def mask_blocks(self, blocks: Any, *, training: bool, **more: Any) -> MaskedBlockDataset:
+        """Return a data set of these blocks with the settings of this task, and ``more``."""
+        kind = PhasedBlocks if training and self.phases else MaskedBlockDataset
+        return kind(
             blocks,
             self.dictionary,
             tokens_per_block=self.cfg.tokens_per_sample,
@@ -257,8 +289,36 @@ class TextPretrainingTask(CorpusTask):
             seed=self.cfg.seed,
             treatment=self.mask_treatment,
             word_starts=self.word_starts,
+            training=training,
             **more,
         )
+
+    def get_batch_iterator(
+        self,
+        dataset: Any,
+        max_tokens: int | None = None,
+        max_sentences: int | None = None,
+        max_positions: int | None = None,
+        epoch: int = 1,
+        **settings: Any,
+    ) -> BlockBatchIterator:
+        """Return the batches of an epoch; with phases, those after what this run has read of the epoch, in the phase that is
+        due."""
+        limits = max_tokens, max_sentences, max_positions
+        if not isinstance(dataset, PhasedBlocks):
+            return super().get_batch_iterator(dataset, *limits, epoch=epoch, **settings)
+        before = self.phase_iterator
+        start = before.position if before is not None and before.epoch == epoch else 0
+        sizes = [phase.batch_size or blocks_per_batch(phase.length, *limits) for phase in self.phases]
+        settings = self.iterator_settings(dataset, epoch, **settings)
+        self.phase_iterator = PhaseIterator(dataset, self.phases, sizes, self.due_phase, start, **settings)
+        return self.phase_iterator
+
+    def before_step(self, sample: dict[str, Any], criterion: Any, update_num: int) -> dict[str, Any]:
+        if self.phase_iterator is not None:
+            self.of_step = self.phases[self.phase_iterator.phase]
+            metrics.log_scalar("tokens_per_block", self.of_step.length, round=1)
+        return sample
 
     def full_batch(self, max_tokens: int | None, max_sentences: int | None, max_positions: int) -> dict[str, Any]:
         """Return a micro-batch of full blocks of one repeated piece, as large as these limits allow, to count its FLOPs."""
@@ -275,6 +335,13 @@ class TextPretrainingTask(CorpusTask):
         A continued run has the counts from its checkpoint.
         """
         super().begin_epoch(epoch, model)
+        if self.phase_iterator is not None:
+            phase = self.phases[self.phase_iterator.phase]
+            for positions in model.learned_positions():
+                positions.share(phase.length)
+            logger.info(
+                f"epoch {epoch}, phase {self.phase_iterator.phase + 1} of {len(self.phases)}: blocks of {phase.length} tokens"
+            )
         if model.awaits_token_counts:
             model.set_token_counts(self.count_training_tokens())
         model.check_ready()
@@ -291,6 +358,7 @@ class TextPretrainingTask(CorpusTask):
 
         The text's unigram entropy, to which the MLM loss is compared, is logged with each validation.
         """
+        self.of_step = self.of_validation
         if "unigram_entropy" in sample:  # not in the training batch of a rank that has no data left
             metrics.log_scalar("unigram_entropy", sample["unigram_entropy"], round=3)
         device = sample["net_input"]["tokens"].device

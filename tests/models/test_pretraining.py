@@ -40,6 +40,7 @@ from amos_fairseq.models.electra import ElectraConfig, ElectraModel
 from amos_fairseq.models.fine_tuning import DELTA
 from amos_fairseq.models.pretraining import PretrainingBatch
 from amos_fairseq.models.teams import TeamsConfig, TeamsModel
+from amos_fairseq.modules.bert_encoder import LearnedPositions
 from amos_fairseq.optim.grouped_adam import GroupedAdam, GroupedAdamConfig
 from amos_fairseq.probing.features import PIECES, hidden_states, parts_of
 from amos_fairseq.run import precision
@@ -358,3 +359,22 @@ def test_what_is_used_after_pretraining_has_the_sum(objective: str) -> None:
     assert torch.equal(tuned.embed_tokens.weight, table)
     real = tokens.ne(1)
     torch.testing.assert_close(tuned.extract_features(tokens)[real], expected[real])
+
+
+def test_copies_of_positions_are_trained_together() -> None:
+    """Ten rows, four of which repeat: the first two have three copies, the others two."""
+    positions = LearnedPositions(10, 3)
+    positions.repeat_first(4)
+    first = positions.weight[:4].clone()
+    positions.share(4)
+    gradient = torch.arange(12.0).view(4, 3)
+    (positions.rows(4) * gradient).sum().backward()
+    for row in range(10):
+        assert torch.allclose(positions.weight.grad[row], gradient[row % 4] / (3 if row % 4 < 2 else 2))
+    torch.optim.Adam([positions.weight], lr=0.1).step()
+    assert torch.equal(positions.weight[4:], positions.weight[:6])
+    assert (positions.weight[:4] - first).abs()[1:].min() > 0.09
+    assert torch.allclose(positions.rows(4), positions.weight[:4])
+    positions.weight.data[9] += 1  # of a model that was trained at this length: only the first rows are used
+    positions.share(4)
+    assert torch.equal(positions.rows(4), positions.weight[:4])

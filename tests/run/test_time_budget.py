@@ -51,6 +51,7 @@ class Run:
         self.rates: list[tuple[float, float]] = []  # time at the start of an update, and its rate
         self.happened: list[tuple[str, int]] = []  # validations and checkpoints, with their update
         self.counted = self.saved_at = 0.0  # of the clock, without the time that kills have lost
+        self.change = 1.0  # of the time of an update and a validation, in the second half of the budget
         monkeypatch.setattr(time_budget, "clock", lambda: self.now)
         monkeypatch.setattr(script, "validate", self.validate)
         monkeypatch.setattr(checkpoint_utils, "save_checkpoint", self.save)
@@ -59,8 +60,11 @@ class Run:
         self.now += seconds
         self.counted += seconds
 
+    def compute(self, seconds: float) -> None:
+        self.wait(seconds * (self.change if self.counted > BUDGET / 2 else 1.0))
+
     def validate(self, *_: Any) -> list[float]:
-        self.wait(VALIDATION)
+        self.compute(VALIDATION)
         hooks.active[0].before_logging("", "valid", self.updates, {})
         self.happened.append(("validation", self.updates))
         return [1.0]
@@ -95,7 +99,7 @@ class Run:
 
         def update(trainer: Any, *_: Any) -> None:
             self.rates.append((self.counted, trainer.lr_scheduler.optimizer.get_lr()))
-            self.wait(UPDATE)
+            self.compute(UPDATE)
             self.updates += 1
 
         trainer, is_last = self.start(), False
@@ -149,6 +153,25 @@ def test_pairs_of_the_recipe_are_used_and_a_larger_budget_continues(run: Callabl
     timed.cfg.lr_scheduler.minutes = 20
     timed.train()
     assert 0.99 * 2 * BUDGET < timed.counted <= 2 * BUDGET
+
+
+@pytest.mark.parametrize("change", [0.5, 2.0])
+@pytest.mark.parametrize("killed_at", [[], [400.0]])
+def test_a_machine_that_becomes_faster_or_slower(
+    change: float, killed_at: list[float], run: Callable[..., Run]
+) -> None:
+    """The only validation before the last one is made after a tenth of the time, at the first speed. A checkpoint of a later
+    time knows the new one."""
+    timed = run(**MINUTES)
+    timed.change = change
+    for seconds in killed_at:
+        trainer = timed.train(killed_at=seconds)
+        timed.now -= 1000.0  # it was saved before that
+        timed.save(timed.cfg.checkpoint, trainer)
+    timed.train()
+    assert [what for what, _ in timed.happened if what == "validation"] == ["validation"] * 2
+    assert timed.counted == pytest.approx(BUDGET, rel=0.01)
+    assert 0 < timed.rates[-1][1] < 0.02 * PEAK
 
 
 def test_a_run_without_validation_ends_in_time(run: Callable[..., Run]) -> None:

@@ -1,0 +1,55 @@
+"""The phases of a run (``task.phases``): which one is due, and the end of one within an epoch.
+
+fairseq takes its batches from an iterator over an epoch. Where another phase is due, that iterator ends, and fairseq asks the
+task for the next one: it is of the same epoch, begins where the last one has stopped, and has the blocks of the new phase.
+"""
+
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from amos_fairseq.compat.patching import stop_readers
+from amos_fairseq.data.phases import phase_at, read_phases
+from amos_fairseq.errors import UserError
+from amos_fairseq.optim.warmup_stable_decay import schedule_of
+from amos_fairseq.run.hook import Hook
+
+
+class Phases(Hook):
+    def __init__(self) -> None:
+        self.batches: Any = None  # fairseq's iterator over the updates of an epoch
+
+    def before_launch(self, cfg: Any) -> None:
+        if not OmegaConf.select(cfg, "task.phases"):
+            return
+        read_phases(cfg.task.phases, cfg.task.tokens_per_sample, cfg.task.mask_prob)
+        longest, model_length = cfg.task.tokens_per_sample, OmegaConf.select(cfg, "model.max_positions")
+        if model_length is not None and model_length < longest:
+            raise UserError(
+                f"task.phases (--phases): the last phase has blocks of {longest} tokens, and the model --max-positions "
+                f"{model_length}: give the model as many"
+            )
+        if not (cfg.optimization.max_update or OmegaConf.select(cfg, "lr_scheduler.minutes")):
+            raise UserError("task.phases (--phases) are shares of --max-update or --minutes: give one")
+
+    def before_load(self, cfg: Any, trainer: Any) -> None:
+        trainer.task.due_phase = lambda: due_phase(trainer)
+
+    def before_bar(self, save_dir: str, batches: Any, settings: dict[str, Any]) -> None:
+        self.batches = batches
+
+    def update_completed(self, cfg: Any, trainer: Any, epoch_itr: Any, is_last: bool) -> None:
+        """End the iterator after the last update of a phase. Its epoch goes on: fairseq finds that it has batches left."""
+        if is_last or not getattr(trainer.task, "phases", None):
+            return
+        if epoch_itr.phase_after(epoch_itr.position) != epoch_itr.phase:
+            self.batches.take(self.batches.n)
+            stop_readers()
+
+
+def due_phase(trainer: Any) -> int:
+    """Return the phase of the next update: by the updates, or by the time at which the last one has begun on the first rank."""
+    schedule, phases = schedule_of(trainer), trainer.task.phases
+    if schedule is not None and schedule.cfg.minutes:
+        return phase_at(phases, schedule.seconds, 60 * schedule.cfg.minutes)
+    return phase_at(phases, trainer.get_num_updates(), trainer.cfg.optimization.max_update)

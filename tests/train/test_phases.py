@@ -1,0 +1,120 @@
+"""Runs with phases: stopped around each border, on one rank and on two, they are the run left alone; what they log."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from interrupted_run import assert_same_bits, assert_same_run, checkpoint, flags_command, records, run_to_end
+
+# Of float32 parameters after sums in another order: see tests/train/test_ranks.py.
+PARAMETER_TOLERANCE = 5e-5
+LAST_UPDATE, BORDERS = 30, (9, 21)
+# The synthetic corpus has about 17 updates of 512 tokens an epoch: the second border is in the second epoch.
+PHASES = "[{length: 8, share: 0.3, batch_size: 32}, {length: 16, share: 0.4}, {length: 32, share: 0.3, batch_size: 8}]"
+FLAGS = [
+    "--phases",
+    PHASES,
+    "--batch-size",
+    "16",
+    "--max-update",
+    str(LAST_UPDATE),
+    "--validate-interval-updates",
+    "10",
+]
+
+
+def command(data: Path, save_dir: Path, *flags: str) -> list[str]:
+    return flags_command(data, save_dir, *FLAGS, "--save-interval-updates", "1", *flags)
+
+
+@pytest.fixture(scope="module")
+def whole(binarized_corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two micro-batches an update."""
+    save_dir = tmp_path_factory.mktemp("whole")
+    run_to_end(command(binarized_corpus, save_dir, "--update-freq", "2"), save_dir.with_suffix(".log"))
+    return save_dir
+
+
+def stop_at(update: int, whole: Path, save_dir: Path) -> Path:
+    """Return a copy of the run that was killed after this update."""
+    save_dir.mkdir()
+    (saved,) = whole.glob(f"checkpoint_*_{update}.pt")
+    shutil.copy(saved, save_dir / "checkpoint_last.pt")
+    shutil.copy(whole / "metrics.jsonl", save_dir)
+    return save_dir
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("update", "workers"), [(BORDERS[0] - 1, "0"), (BORDERS[0], "2"), (BORDERS[1], "0"), (BORDERS[1] + 1, "1")]
+)
+def test_killed_around_a_border_and_resumed_is_uninterrupted(
+    update: int, workers: str, whole: Path, binarized_corpus: Path, tmp_path: Path
+) -> None:
+    """Tests of the iterator stop at more updates."""
+    save_dir = stop_at(update, whole, tmp_path / "run")
+    flags = ["--update-freq", "2", "--num-workers", workers]
+    run_to_end(command(binarized_corpus, save_dir, *flags), tmp_path / "resumed.log")
+    assert_same_run(save_dir, whole)
+
+
+@pytest.mark.slow
+def test_two_ranks_go_through_the_phases_of_one(whole: Path, binarized_corpus: Path, tmp_path: Path) -> None:
+    """From before the second border on; sums of gradients are in another order."""
+    save_dir = stop_at(BORDERS[1] - 2, whole, tmp_path / "run")
+    module = command(binarized_corpus, save_dir)
+    run_to_end(module, tmp_path / "ranks.log", 2)
+    expected, found = checkpoint(whole), checkpoint(save_dir)
+    for name, parameter in found["model"].items():
+        assert (parameter - expected["model"][name]).abs().max() < PARAMETER_TOLERANCE, name
+    assert_same_bits(*(each["extra_state"]["train_iterator"]["phase_start"] for each in (found, expected)), "")
+
+
+@pytest.mark.slow
+def test_the_log_of_a_run_with_phases(whole: Path) -> None:
+    """Lengths of blocks, tokens of an update, epochs that grow; validation has the longest blocks throughout."""
+    logged = records(whole)
+    train = [record for record in logged if record["split"] == "train"]
+    lengths = [record["tokens_per_block"] for record in train]
+    assert lengths == [8] * BORDERS[0] + [16] * (BORDERS[1] - BORDERS[0]) + [32] * (LAST_UPDATE - BORDERS[1])
+    assert all(record["wpb"] == 512 for record in train if record["update"] - 1 not in (BORDERS[1], 16, 17))
+    epochs = [record["epoch"] for record in train]
+    assert epochs == sorted(epochs)
+    assert 0 < epochs[0] < 0.1
+    assert 1 < epochs[BORDERS[1]] < epochs[-1] < 2
+    positions = checkpoint(whole, f"checkpoint_1_{BORDERS[0]}.pt")["model"]["discriminator.embed_positions.weight"]
+    assert torch.equal(positions[8:], positions[:-8])  # copies until the first border
+    (shape,) = {(record["wpb"], record["bsz"]) for record in logged if record["split"] == "valid"}
+    assert shape[0] > 20 * shape[1]
+
+
+@pytest.mark.parametrize(
+    ("flags", "line"),
+    [
+        (["--phases", "[{length: 8, share: 1}]"], "must be the longest, and have the tokens_per_sample of the run, 32"),
+        (
+            ["--tokens-per-sample", "64", "--phases", "[{length: 64, share: 1}]"],
+            "64 tokens, and the model --max-positions 32",
+        ),
+        (
+            ["--max-update", "0", "--max-epoch", "1"],
+            "are shares of --max-update or --minutes: give one",
+        ),
+        (["--sample-break-mode", "complete"], "need full blocks: leave out --sample-break-mode complete"),
+        (
+            [
+                "--arch",
+                "electric_tiny",
+                "--criterion",
+                "electric",
+                "--phases",
+                "[{length: 32, share: 1, mask_prob: 0.2}]",
+            ],
+            "the noise of electric has one mask_prob",
+        ),
+    ],
+)
+def test_refusals(flags: list[str], line: str, binarized_corpus: Path, refused_training, tmp_path: Path) -> None:
+    words = flags_command(binarized_corpus, tmp_path / "run", *FLAGS, *flags)
+    assert line in refused_training(*words[3:])
