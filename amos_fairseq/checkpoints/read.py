@@ -131,6 +131,7 @@ def restore_checkpoint(file: Path, state: dict[str, Any], tokenizer: CheckpointP
     """Build the model of the content of a checkpoint, as :func:`read_state` returns it, with its tokenizer."""
     cfg = state["cfg"]
     settings = model_settings(file, cfg["model"])
+    settings.freeze_encoder = False  # that was for one training
     task_state = state.get("task_state") or {}
     run_tokenizer = read_tokenizer(file, tokenizer, task_state)
     dictionary = dictionary_of(run_tokenizer)

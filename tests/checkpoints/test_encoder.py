@@ -172,12 +172,14 @@ def test_half_precision_is_near_float32(save_dir, encoder, dtype):
     torch.testing.assert_close(moved(TEXTS).states, features.states, rtol=0, atol=0)
 
 
-def test_gradients_only_while_training(save_dir):
-    encoder = amos_fairseq.load(save_dir)
-    assert not encoder("the end").states.requires_grad
-    states = encoder.train()(["the end", "the lazy dog"]).states
-    states.sum().backward()
-    assert encoder.model.embed_tokens.weight.grad.abs().sum() > 0
+def test_gradients_only_while_training(save_dir, tmp_path):
+    """Also of an encoder that was frozen in a training before."""
+    for run in (save_dir, write_run(tmp_path, "electra", classes=2, freeze_encoder=True)):
+        encoder = amos_fairseq.load(run)
+        assert not encoder("the end").states.requires_grad
+        states = encoder.train()(["the end", "the lazy dog"]).states
+        states.sum().backward()
+        assert encoder.model.embed_tokens.weight.grad.abs().sum() > 0
 
 
 def test_length_limit(encoder):
