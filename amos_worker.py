@@ -10,7 +10,7 @@ registers_later = False  # read by amos_fairseq/__init__.py
 
 
 def start_worker(watched: Any, function_and_arguments: bytes) -> None:
-    """Call the pickled function in a process of :mod:`amos_fairseq.text.processes`, which needs neither PyTorch nor fairseq."""
+    """Call the pickled function in a process of :mod:`amos_fairseq.text.encoding`, which needs neither PyTorch nor fairseq."""
     global registers_later
     registers_later = True
     function, *arguments = pickle.loads(function_and_arguments)  # from the parent process

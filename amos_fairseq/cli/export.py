@@ -66,8 +66,7 @@ def run(arguments: argparse.Namespace) -> None:
     check_new_folder(arguments.out, arguments.force)
     import_fairseq(arguments.checkpoint, arguments.subcommand, [arguments.tokenizer])
     from amos_fairseq.hugging_face import custom_code
-    from amos_fairseq.hugging_face.export import export
-    from amos_fairseq.hugging_face.model_card import CardSettings
+    from amos_fairseq.hugging_face.export import CardSettings, export
     from amos_fairseq.hugging_face.parts import Choice
     from amos_fairseq.hugging_face.weights import Head
 

@@ -29,7 +29,7 @@ KINDS = {
     "glue-download": ("downstream.classification.glue.download", "finished tasks are skipped"),
     "squad": ("downstream.squad.prepare", "it starts again"),
     "tagging": ("downstream.tagging.prepare", "it starts again"),
-    "probing": ("probing.prepare", "it starts again"),
+    "probing": ("probing.tasks", "it starts again"),
 }
 
 

@@ -61,7 +61,7 @@ def run(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
             flag = f"--{name.replace('_', '-')}"
             raise UserError(f"{flag} {value} is out of range: give a finite number above 0, at most {largest:,}")
     say(f"reading {arguments.checkpoint} and {arguments.data}", "probe")  # the imports take seconds
-    from amos_fairseq.probing.prepare import read_tasks
+    from amos_fairseq.probing.tasks import read_tasks
 
     with ending_in_one_line("it starts again", "probe"):
         tasks = read_tasks(arguments.data, "dependencies" if arguments.attention else arguments.tasks)

@@ -1,30 +1,243 @@
-"""Write a checkpoint as a folder that Hugging Face's libraries load: weights, configuration, tokenizer, model card."""
+"""Write a checkpoint as a folder that Hugging Face's libraries load: weights, configuration, tokenizer, and a model card.
+
+The card states the facts of the run, in the words of ``model_card.jinja``.
+"""
 
 import dataclasses
+import html
+import json
+import os
+import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
-from amos_fairseq.checkpoints.read import CheckpointPath, LoadedCheckpoint, load_checkpoint
+from amos_fairseq.checkpoints.read import (
+    CheckpointPath,
+    LoadedCheckpoint,
+    import_source,
+    load_checkpoint,
+    parent_of,
+    read_state,
+)
 from amos_fairseq.downstream.results import check_scored
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import check_new_folder, explain_write_errors, whole_folder
 from amos_fairseq.hugging_face import custom_code
 from amos_fairseq.hugging_face.config import CONFIG_FILE, hugging_face_config
 from amos_fairseq.hugging_face.import_folder import WEIGHTS_FILE
-from amos_fairseq.hugging_face.model_card import CardSettings, write_card
 from amos_fairseq.hugging_face.parts import Choice, Part, choose_part, heads_of_tasks, is_constant
 from amos_fairseq.hugging_face.sentence_files import write_sentence_classifier, write_sentence_files
-from amos_fairseq.hugging_face.tokenizer import TokenIds, write_tokenizer
 from amos_fairseq.hugging_face.verify import verify_folder
 from amos_fairseq.hugging_face.weights import CUSTOM, Head, in_their_rows, to_hugging_face
+from amos_fairseq.modules.bert_encoder import BertEncoderConfig
 from amos_fairseq.output.terminal import say
-from amos_fairseq.text.tokenization.fast_tokenizer import FastTokenizer
-from amos_fairseq.text.tokenization.tokenizer import BOS, EOS, PAD
+from amos_fairseq.process import version_of
+from amos_fairseq.run.metrics_file import read_records
+from amos_fairseq.text import MASK_SYMBOL
+from amos_fairseq.text.tokenization.exported import exported_tokenizer, with_padding_at_1
+from amos_fairseq.text.tokenization.fast_tokenizer import FastTokenizer, row_map
+from amos_fairseq.text.tokenization.microsoft_tokenizer import MicrosoftAmosTokenizer
+from amos_fairseq.text.tokenization.tokenizer import BOS, EOS, PAD, UNK, token_ids, unspell_piece
 
+TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
+# The role in Hugging Face's tokenizers | fairseq's symbol. Some clients use the cls/sep names, others bos/eos.
+_ROLES = {
+    "bos_token": BOS,
+    "cls_token": BOS,
+    "eos_token": EOS,
+    "sep_token": EOS,
+    "pad_token": PAD,
+    "unk_token": UNK,
+    "mask_token": MASK_SYMBOL,
+}
+# These compute positions from the padding id, which must be 1.
+_PADDING_AT_1 = ("mpnet", "roberta", CUSTOM)
+# The other classes refuse, or ignore, an input that they do not have.
+_WITH_TOKEN_TYPES = ("bert", "electra")
+UNKNOWN_LICENSE = "unknown"
+_TEMPLATE = Path(__file__).with_name("model_card.jinja")
+_LONGEST_CHAIN = 10  # of runs that started from each other
+_LIBRARIES = ("amos_fairseq", "fairseq-fixed", "torch", "transformers", "tokenizers")
+_POSITIONS = {"none": "absolute", "t5": "absolute, and relative as in T5", "amos": "absolute, and relative as released"}
+# Keys of a validation record that describe speed or position in the run.
+_NOT_METRICS = ("split", "update", "epoch", "wps", "ups", "wpb", "bsz", "best_loss", "best_num_updates")
+# Weights with one row per token of the vocabulary.
+_ROW_PER_TOKEN = ("embed_tokens.weight", "mlm_head.bias")
 ALL_HEADS = "ALL"
 _SPECIAL_IDS = {"bos_token_id": BOS, "pad_token_id": PAD, "eos_token_id": EOS}
+
+
+class TokenIds(NamedTuple):
+    """How the ids of a folder's tokenizer relate to the rows of our vocabulary.
+
+    Attributes:
+        ids: [dictionary size] int64, the id of each of our rows, -1 where there is no token for it.
+        num_rows: number of vocabulary rows of the folder's model.
+        special_ids: fairseq's symbol -> its id, or None if it has none.
+    """
+
+    ids: Tensor
+    num_rows: int
+    special_ids: dict[str, int | None]
+
+
+def write_tokenizer(folder: Path, loaded: LoadedCheckpoint, family: str, max_length: int) -> TokenIds:
+    """Write our tokenizer for a model of ``family``; longer inputs are truncated as in fine-tuning, where a client asks."""
+    tokenizer, end = loaded.tokenizer, loaded.dictionary.eos()
+    if loaded.separator not in (None, end):
+        raise UserError(
+            f"{loaded.file} was fine-tuned with --separator-token {loaded.separator}: exported tokenizers write only </s>, "
+            f"token {end}, between two texts"
+        )
+    if isinstance(tokenizer, FastTokenizer):
+        return _write_fast_tokenizer(folder, tokenizer, family, max_length, loaded.num_separators)
+    return _write_tokenizer_with_code(folder, tokenizer, max_length, loaded.num_separators)
+
+
+def _write_fast_tokenizer(
+    folder: Path, tokenizer: FastTokenizer, family: str, max_length: int, num_separators: int
+) -> TokenIds:
+    from transformers import PreTrainedTokenizerFast
+
+    special_tokens = tokenizer.special_tokens
+    ids, library = row_map(tokenizer), exported_tokenizer(tokenizer, num_separators)
+    if family in _PADDING_AT_1:
+        library, ids = with_padding_at_1(library, special_tokens[PAD], ids)
+    library.enable_truncation(max_length, strategy="longest_first")
+    present = {token.content: token for token in library.get_added_tokens_decoder().values()}
+    types = ["token_type_ids"] if family in _WITH_TOKEN_TYPES else []
+    PreTrainedTokenizerFast(
+        tokenizer_object=library,
+        model_max_length=max_length,
+        model_input_names=["input_ids", *types, "attention_mask"],
+        clean_up_tokenization_spaces=False,
+        **{role: present[special_tokens[symbol]] for role, symbol in _ROLES.items() if symbol in special_tokens},
+    ).save_pretrained(folder)
+    # transformers 5 writes its new names, with which transformers 4 cannot load the folder; both know the former names.
+    former = {"additional_special_tokens": list(tokenizer.protected)} if tokenizer.protected else {}
+    _add_to_json(folder / TOKENIZER_CONFIG_FILE, tokenizer_class="PreTrainedTokenizerFast", **former)
+    num_rows = max(library.get_vocab(with_added_tokens=True).values()) + 1
+    return TokenIds(ids, num_rows, {symbol: library.token_to_id(token) for symbol, token in special_tokens.items()})
+
+
+def _write_tokenizer_with_code(
+    folder: Path, tokenizer: MicrosoftAmosTokenizer, max_length: int, num_separators: int
+) -> TokenIds:
+    from amos_fairseq.hugging_face.custom_code.tokenization_amos import AmosTokenizer
+
+    ids, special_tokens = token_ids([unspell_piece(symbol) for symbol in tokenizer.dictionary_symbols])
+    files = {name: folder / file for name, file in AmosTokenizer.vocab_files_names.items()}
+    files["vocab_file"].write_bytes(tokenizer.model)
+    files["ids_file"].write_text(json.dumps(ids, ensure_ascii=False, indent=0), encoding="utf-8")
+    roles = {role: special_tokens[symbol] for role, symbol in _ROLES.items()}
+    settings = {"model_max_length": max_length, "num_separators": num_separators, **roles}
+    AmosTokenizer(**{name: str(path) for name, path in files.items()}, **settings).save_pretrained(folder)
+    _add_to_json(folder / TOKENIZER_CONFIG_FILE, auto_map=custom_code.TOKENIZER_AUTO_MAP)
+    return TokenIds(torch.arange(len(ids)), len(ids), {symbol: ids[token] for symbol, token in special_tokens.items()})
+
+
+def _add_to_json(path: Path, **entries: object) -> None:
+    content = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(json.dumps(content | entries, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
+
+
+@dataclass(frozen=True)
+class CardSettings:
+    """Facts that only the user knows; ``base_model`` was imported and trained further. Names are those on the Hub."""
+
+    data_license: str = UNKNOWN_LICENSE
+    language: str | None = None
+    base_model: str | None = None
+    datasets: tuple[str, ...] = ()
+
+
+def write_card(
+    folder: Path, name: str, loaded: LoadedCheckpoint, part: Part, settings: CardSettings, agreement: str | None
+) -> None:
+    """Write ``README.md`` into ``folder``, which will have the name ``name``; ``agreement`` None: not compared."""
+    from huggingface_hub import ModelCard, ModelCardData
+
+    # A truncated last line of the log is skipped, and what the run did after this checkpoint does not count.
+    records = [record for record in read_records(loaded.file.parent) if record["update"] <= loaded.num_updates]
+    validation = next((record for record in reversed(records) if record.get("split") != "train"), None)
+    source, imported, objective = first_source(loaded), loaded.imported_from, objective_of(loaded)
+    data = ModelCardData(
+        language=settings.language,
+        license=settings.data_license,
+        base_model=settings.base_model,
+        datasets=list(settings.datasets) or None,
+        library_name="sentence-transformers" if part.head == Head.POOLED_CLASSIFICATION else "transformers",
+        pipeline_tag=part.head.pipeline,
+        tags=["amos_fairseq", "fairseq", *filter(None, [objective])],
+    )
+    card = ModelCard.from_template(
+        data,
+        str(_TEMPLATE),
+        escape=escape_markup,
+        name=name,
+        objective=objective,
+        imported=imported,
+        part=part,
+        positions=_POSITIONS[part.shape.position_scheme] if isinstance(part.shape, BertEncoderConfig) else "rotary",
+        num_parameters=number_of_parameters(loaded, part),
+        has_code=custom_code.is_in(folder),
+        loaded=loaded,
+        task=str(loaded.task.get("_name", "text_pretraining")),
+        num_tokens=number_of_tokens(loaded, records),
+        validation=validation,
+        not_metrics=_NOT_METRICS,
+        settings=settings,
+        started_from=source,
+        source=settings.base_model or source,
+        agreement=agreement,
+        versions=", ".join(f"{library} {version_of(library)}" for library in _LIBRARIES),
+    )
+    card.save(folder / "README.md")
+
+
+def number_of_parameters(loaded: LoadedCheckpoint, part: Part) -> int:
+    """Count the parameters of our model, without the rows that only round up the vocabulary."""
+    num_tokens = len(loaded.dictionary)
+    return sum(
+        (tensor[:num_tokens] if key in _ROW_PER_TOKEN else tensor).numel() for key, tensor in part.weights.items()
+    )
+
+
+def number_of_tokens(loaded: LoadedCheckpoint, records: list[dict[str, Any]]) -> float | None:
+    """Return updates times the mean number of tokens per update, to three digits; None if it was not logged."""
+    tokens = [record["wpb"] for record in records if record.get("split") == "train" and record.get("wpb")]
+    return float(f"{sum(tokens) / len(tokens) * loaded.num_updates:.3g}") if tokens else None
+
+
+def objective_of(loaded: LoadedCheckpoint) -> str:
+    """Return the name of the pretraining objective, such as ``amos``; empty for an imported model."""
+    settings = loaded.model.cfg
+    name = getattr(settings, "arch", None) or getattr(settings, "_name", None) or type(loaded.model).__name__
+    return "" if loaded.imported_from else str(name).partition("_")[0].lower()
+
+
+def first_source(loaded: LoadedCheckpoint) -> str:
+    """Return what the first of the runs that led to this one was imported from; empty if it was not, or its file is gone."""
+    source, parent = loaded.imported_from, loaded.parent
+    for _ in range(_LONGEST_CHAIN):
+        if source or not os.path.isfile(parent):  # False also where its folder may not be read
+            break
+        try:
+            cfg = read_state(Path(parent))["cfg"]
+        except UserError:  # the file is another one by now
+            break
+        source, parent = import_source(cfg["task"]), parent_of(cfg)
+    return source
+
+
+def escape_markup(text: str) -> str:
+    """Escape HTML, links, code and cells of tables in text from a checkpoint or a log, which a web page may show."""
+    return re.sub(r"([\\`|\[\]])", r"\\\1", html.escape(" ".join(text.split()), quote=False))
 
 
 def export(

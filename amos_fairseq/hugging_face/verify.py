@@ -38,7 +38,7 @@ _BATCH_SIZE = 8
 
 
 def verify_folder(folder: Path, loaded: LoadedCheckpoint, part: Part, ids: Tensor) -> str:
-    """Compare the folder with the checkpoint, and return how well it agrees; ``ids``: see :class:`.tokenizer.TokenIds`."""
+    """Compare the folder with the checkpoint, and return how well it agrees; ``ids``: see ``TokenIds`` of export.py."""
     tokenizer, model = load_folder(folder, part)
     agreement = compare_token_ids(tokenizer, loaded, ids)
     maxima = []

@@ -38,7 +38,7 @@ from amos_fairseq.probing.features import (
     parts_of,
     random_weights,
 )
-from amos_fairseq.probing.targets import ProbingTask
+from amos_fairseq.probing.tasks import ProbingTask
 
 TOKENS_PER_BATCH = 2048
 FARTHEST = 10  # of the offsets of the baseline

@@ -31,7 +31,15 @@ from amos_fairseq.probing.features import (
     random_weights,
     stored_features,
 )
-from amos_fairseq.probing.probe import THRESHOLD, ProbeData, ProbeSettings, SplitTargets, split_targets, train_probe
+from amos_fairseq.probing.probe import (
+    THRESHOLD,
+    ProbeData,
+    ProbeSettings,
+    SplitTargets,
+    majority_scores,
+    split_targets,
+    train_probe,
+)
 from amos_fairseq.probing.results import (
     MAJORITY,
     RESULTS_FILE,
@@ -45,8 +53,7 @@ from amos_fairseq.probing.results import (
     row_name,
     table_notes,
 )
-from amos_fairseq.probing.scores import majority_scores
-from amos_fairseq.probing.targets import ProbingTask
+from amos_fairseq.probing.tasks import ProbingTask
 
 LOCK_FILE = ".amos_probe.lock"
 

@@ -26,7 +26,7 @@ from amos_fairseq.models.pretraining import PretrainingModel
 from amos_fairseq.models.teams import TeamsModel
 from amos_fairseq.modules.encoder import TransformerEncoder
 from amos_fairseq.output.terminal import progress_bar
-from amos_fairseq.probing.targets import AnnotatedText
+from amos_fairseq.probing.tasks import AnnotatedText
 
 PIECES = "pieces"  # the "layer" of token embeddings that are only looked up
 MIXTURE = "mix"  # all layers, mixed by learned weights

@@ -23,8 +23,8 @@ from amos_fairseq.output.pictures import (
     save,
 )
 from amos_fairseq.output.tables import Table, format_score
-from amos_fairseq.probing.scores import MICRO_F1, SEMEVAL_MACRO_F1
-from amos_fairseq.probing.targets import sorted_tasks
+from amos_fairseq.probing.probe import MICRO_F1, SEMEVAL_MACRO_F1
+from amos_fairseq.probing.tasks import sorted_tasks
 from amos_fairseq.strangers import finite_number, plain_name
 
 RESULTS_FILE = "results.json"
@@ -93,7 +93,7 @@ def read_probe_results(folder: str | Path) -> ProbeResults:
 
 
 def in_order(results: Sequence[ProbeResult]) -> list[ProbeResult]:
-    """Return the results in the order of :data:`amos_fairseq.probing.targets.ORDER`; those of a task stay together."""
+    """Return the results in the order of :data:`amos_fairseq.probing.tasks.ORDER`; those of a task stay together."""
     rank = {name: number for number, name in enumerate(sorted_tasks({one.task for one in results}))}
     return sorted(results, key=lambda one: rank[one.task])
 

@@ -35,7 +35,7 @@ from amos_fairseq.recipes import PRECISIONS
 from amos_fairseq.setting_checks import check_ranges, setting
 from amos_fairseq.tasks.corpus_task import CorpusTask, arch_name
 from amos_fairseq.text import MASK_SYMBOL, protect, special_ids
-from amos_fairseq.text.tokenization.word_starts import word_starts
+from amos_fairseq.text.tokenization.fast_tokenizer import word_starts
 
 logger = logging.getLogger(__name__)
 

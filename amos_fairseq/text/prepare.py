@@ -45,23 +45,21 @@ from amos_fairseq.text import DEFAULT_VOCAB_SIZE, LARGEST_VOCABULARY, MANIFEST, 
 from amos_fairseq.text.documents import BLANK, LINE, read_documents
 from amos_fairseq.text.encoding import (
     NUM_FAIRSEQ_SYMBOLS,
+    KilledWorkerError,
     describe_loss,
     encode_file,
     encoded_file,
+    in_own_process,
     join_encoded,
     lost_shares,
+    number_of_processes,
+    process_pool,
     start_encoding_process,
+    use_threads,
 )
 from amos_fairseq.text.file_kinds import TEXT, kind_of
 from amos_fairseq.text.input_files import files_of, is_much
 from amos_fairseq.text.prepared_data import check_paths
-from amos_fairseq.text.processes import (
-    KilledWorkerError,
-    in_own_process,
-    number_of_processes,
-    process_pool,
-    use_threads,
-)
 from amos_fairseq.text.split import (
     LATER_SETTINGS,
     SAMPLE,
@@ -73,10 +71,9 @@ from amos_fairseq.text.split import (
     text_file,
 )
 from amos_fairseq.text.tokenization import Tokenizer, load_tokenizer
-from amos_fairseq.text.tokenization.conversion import SPACE
 from amos_fairseq.text.tokenization.exported import export_obstacle
 from amos_fairseq.text.tokenization.fast_tokenizer import SENTENCEPIECE, FastTokenizer
-from amos_fairseq.text.tokenization.tokenizer import SPECIAL_SYMBOLS
+from amos_fairseq.text.tokenization.tokenizer import SPACE, SPECIAL_SYMBOLS
 from amos_fairseq.text.vocabulary import learn_tokenizer
 
 UNFINISHED = ".prepare"

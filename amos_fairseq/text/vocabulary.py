@@ -1,4 +1,8 @@
-"""Learn a vocabulary from the sample: SentencePiece BPE."""
+"""Learn a vocabulary by SentencePiece BPE, and convert it to a ``tokenizer.json`` that splits every text into the same pieces.
+
+All later steps use the ``tokenizer.json``. Its ids are the rows of our embedding: ``<s>`` 0, ``<pad>`` 1, ``</s>`` 2,
+``<unk>`` 3, pieces from 4 on, ``<mask>`` last. It splits a text at its spaces first, so words can be encoded separately.
+"""
 
 import io
 import math
@@ -8,11 +12,14 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import sentencepiece
-from tokenizers import normalizers
+import tokenizers
+from sentencepiece import sentencepiece_model_pb2
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.text.tokenization.conversion import SPACE, from_sentencepiece, sentencepiece_rules
-from amos_fairseq.text.tokenization.fast_tokenizer import FastTokenizer
+from amos_fairseq.text import MASK_SYMBOL
+from amos_fairseq.text.tokenization.fast_tokenizer import SENTENCEPIECE, FastTokenizer, frame_inputs
+from amos_fairseq.text.tokenization.tokenizer import SPACE, UNK, token_ids
 
 # SentencePiece silently skips longer lines (its max_sentence_length).
 LONGEST_LINE_BYTES = 4192
@@ -26,6 +33,11 @@ PRINTABLE_ASCII = "".join(map(chr, range(0x21, 0x7F)))
 _NO_PIECE = "\t"  # in the place of a character without a piece: a symbol of the user's, which no learned piece contains
 _RESERVED = "\u2585"  # SentencePiece's own symbol for this, which it miscounts in a text
 _NOT_LEARNED = 2  # of its pieces: <unk> and _NO_PIECE
+_NORMAL = 1  # the type of a piece in sentencepiece_model.proto
+# Sets of SentencePiece's nmt rules, completed: all control characters, and every kind of space. The zero-width non-joiner, a
+# space in these rules, is kept: words of Persian contain it.
+_CONTROL = r"[\x00-\x08\x0e-\x1f\x7f\x{80}-\x{84}\x{86}-\x{9f}]"
+_OTHER_SPACE = r"[\s\x{200b}\x{200e}\x{200f}\x{2581}\x{feff}\x{fffd}&&[^ ]]"
 
 
 def learn_tokenizer(
@@ -136,3 +148,60 @@ def train_sentencepiece(
             ) from error
         raise UserError(f"no vocabulary can be learned from the text: give text with letters ({error})") from error
     return model.getvalue()
+
+
+def sentencepiece_rules(cased: bool) -> normalizers.Normalizer:
+    """The normalization of the text that SentencePiece learns from: NFC, no control characters, single spaces.
+
+    Not SentencePiece's NFKC, which changes what a text says: "½" to "1⁄2", "①" to "1", "²" to "2", and Chinese punctuation.
+    """
+    return normalizers.Sequence(
+        [
+            # The pre-tokenizer recognizes the beginning of a text by its first character, which must not be removed.
+            normalizers.Replace(Regex(rf"\A{_CONTROL}+"), " "),
+            normalizers.Replace(Regex(_CONTROL), ""),
+            normalizers.NFC(),
+            *([] if cased else [normalizers.Lowercase()]),
+            normalizers.Replace(Regex(_OTHER_SPACE), " "),
+            normalizers.Replace(Regex(" {2,}"), " "),
+            normalizers.Replace(Regex(r" +\z"), ""),  # one at the beginning is SentencePiece's own
+        ]
+    )
+
+
+def from_sentencepiece(
+    model: bytes, normalizer: normalizers.Normalizer, protected: Sequence[str] = ()
+) -> FastTokenizer:
+    """Convert a serialized SentencePiece BPE model, which was learned from text with this normalization and has none itself.
+
+    ``protected``: tokens that come behind its pieces.
+    """
+    proto = sentencepiece_model_pb2.ModelProto()
+    proto.ParseFromString(model)
+    scores = {piece.piece: piece.score for piece in proto.pieces if piece.type == _NORMAL}
+    ids, special_tokens = token_ids(list(dict.fromkeys([*scores, *protected])))
+    # SentencePiece makes one piece of a run of unknown characters, hence fuse_unk.
+    library = tokenizers.Tokenizer(models.BPE(ids, _merges(scores), unk_token=special_tokens[UNK], fuse_unk=True))
+    library.normalizer = normalizer
+    # Only the beginning of the text gets SentencePiece's first space, not the part after a <mask>.
+    library.pre_tokenizer = pre_tokenizers.Metaspace(replacement=SPACE, prepend_scheme="first", split=True)
+    library.decoder = decoders.Metaspace(replacement=SPACE, prepend_scheme="first")
+    for symbol, token in special_tokens.items():
+        # A space belongs to the word after it, so <mask>, which replaces a word, includes the space.
+        added = AddedToken(token, lstrip=symbol == MASK_SYMBOL, normalized=False, special=True)
+        library.add_special_tokens([added])
+    frame_inputs(library, special_tokens)
+    tokenizer = FastTokenizer(library.to_str(pretty=True).encode("utf-8"), special_tokens, SENTENCEPIECE)
+    return tokenizer.with_protected(protected) if protected else tokenizer
+
+
+def _merges(scores: Mapping[str, float]) -> list[tuple[str, str]]:
+    """Return every way to join two pieces to a third in SentencePiece's order: best result, then longer first part, first."""
+    ways = [
+        (score, piece[:cut], piece[cut:])
+        for piece, score in scores.items()
+        for cut in range(1, len(piece))
+        if piece[:cut] in scores and piece[cut:] in scores
+    ]
+    ways.sort(key=lambda way: (way[0], len(way[1])), reverse=True)
+    return [(first, second) for _, first, second in ways]

@@ -54,7 +54,7 @@ def test_the_sources_are_read() -> None:
     )
     assert "amos_fairseq.data.corpus" in found["amos_fairseq.data.vocabulary"]
     assert "amos_fairseq.functional.cuda.output_layer" in found["amos_fairseq.functional.output_layer"]
-    assert "amos_fairseq.hugging_face.custom_code" in found["amos_fairseq.hugging_face.model_card"]
+    assert "amos_fairseq.hugging_face.custom_code" in found["amos_fairseq.hugging_face.export"]
 
 
 def layer_of(module: str, paths: dict[str, Path]) -> str:

@@ -12,8 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.flops import counting
-from amos_fairseq.flops.configuration import build_counted_update, training_flops
-from amos_fairseq.flops.report import report_flops
+from amos_fairseq.flops.configuration import build_counted_update, report_flops, training_flops
 from amos_fairseq.recipes.composition import compose_recipe
 
 V = 30_522  # thesis Table 5.3: BERT's vocabulary

@@ -27,8 +27,8 @@ from amos_fairseq.models.pretraining import PretrainingModel
 from amos_fairseq.models.teams import TeamsConfig, TeamsModel
 from amos_fairseq.recipes.composition import compose_recipe
 from amos_fairseq.text.tokenization import Tokenizer
-from amos_fairseq.text.tokenization.conversion import from_sentencepiece, sentencepiece_rules
 from amos_fairseq.text.tokenization.fast_tokenizer import FastTokenizer
+from amos_fairseq.text.vocabulary import from_sentencepiece, sentencepiece_rules
 
 TEXT = "the quick brown fox jumps over the lazy dog & <script>alert(1)</script>\nthe end"
 CORPUS = [TEXT, "a lazy fox and a quick dog", "jumps over the end of the brown dog"]

@@ -15,7 +15,7 @@ from amos_fairseq.cli.main import main
 from amos_fairseq.probing import attention
 from amos_fairseq.probing.attention import FARTHEST, attention_between_words, count_heads, recorded_attention
 from amos_fairseq.probing.features import encode_split, parts_of
-from amos_fairseq.probing.targets import AnnotatedText, ProbingTask, Target
+from amos_fairseq.probing.tasks import AnnotatedText, ProbingTask, Target
 
 MODERN = {"encoder": "modernbert", "local_attention": 8, "global_attention_every": 2}
 TEXTS = ["the quick brown fox", "a lazy dog jumps over the end", "the", "over the end of the brown dog and the fox"]

@@ -12,7 +12,7 @@ from amos_fairseq.checkpoints.read import load_checkpoint
 from amos_fairseq.errors import UserError
 from amos_fairseq.probing import features
 from amos_fairseq.probing.features import PIECES, ProbedPart, encode_split, parts_of, stored_features
-from amos_fairseq.probing.targets import AnnotatedText
+from amos_fairseq.probing.tasks import AnnotatedText
 
 TEXTS = ["the quick brown fox", "a lazy dog", "jumps over the end of the brown dog and the fox", "the"]
 EXAMPLES = [AnnotatedText(text.split(), []) for text in TEXTS]

@@ -28,10 +28,11 @@ from amos_fairseq.text.encoding import (
     BinarizedFile,
     describe_loss,
     encode_rows,
+    number_of_processes,
+    process_pool,
     start_encoding_process,
 )
 from amos_fairseq.text.prepared_data import prepared_data
-from amos_fairseq.text.processes import number_of_processes, process_pool
 from amos_fairseq.text.tokenization import Tokenizer
 
 NAME = "classification"  # of the task of amos classify

@@ -15,9 +15,8 @@ import tokenizers
 from tokenizers import AddedToken, processors
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.text.tokenization.conversion import SPACE
 from amos_fairseq.text.tokenization.fast_tokenizer import ABSENT, SENTENCEPIECE, FastTokenizer, frame_inputs, row_map
-from amos_fairseq.text.tokenization.tokenizer import PAD, Tokenizer
+from amos_fairseq.text.tokenization.tokenizer import PAD, SPACE, Tokenizer
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -5,21 +5,24 @@ import itertools
 import json
 import logging
 import os
+import re
 import reprlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import tokenizers
-from tokenizers import AddedToken, models, processors
+from tokenizers import AddedToken, decoders, models, processors
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.strangers import LAST_KEYS, is_unicode, parse_json, read_json
-from amos_fairseq.text import MASK_SYMBOL
+from amos_fairseq.text import MASK_SYMBOL, UNSPACED
 from amos_fairseq.text.tokenization.tokenizer import (
     BOS,
     EOS,
     PAD,
+    SPACE,
     SPECIAL_SYMBOLS,
     UNK,
     AlignedPiece,
@@ -54,6 +57,9 @@ _ROLES = (
     (MASK_SYMBOL, ("mask_token",), ("[MASK]", "<mask>")),
 )
 _CONFIGURATION_FILES = ("special_tokens_map.json", "tokenizer_config.json")
+_BYTE = re.compile("<0x([0-9A-F]{2})>")  # SentencePiece's pieces for characters that have none
+# Behind a piece that ends within a character: the rest of one of the same script.
+_LAST_BYTES, _SPELLED_LAST_BYTES = b"\x80\x80\x80", "Ģ" * 3
 
 
 class FastTokenizer(Tokenizer):
@@ -333,3 +339,39 @@ def _without_panic_report() -> Iterator[None]:
     finally:
         os.dup2(stderr, 2)
         os.close(stderr)
+
+
+def word_starts(tokenizer: Tokenizer) -> np.ndarray:
+    """Return True for each row of the embedding that begins a word: [dictionary size] bool.
+
+    A piece begins a word if it has the mark of one (SentencePiece's U+2581, a space of byte-level BPE), if it lacks the mark of
+    a continued word (## of WordPiece), or if its first character belongs to a script without spaces. Where no piece continues a
+    word (whole words, single characters), each one begins a word.
+    """
+    pieces = [unspell_piece(symbol) for symbol in embedding_symbols(tokenizer.dictionary_symbols)]
+    content = json.loads(tokenizer.model) if isinstance(tokenizer, FastTokenizer) else {}
+    model = content.get("model", {})
+    steps = json.dumps([content.get("pre_tokenizer"), content.get("decoder")])
+    if continuation := model.get("continuing_subword_prefix"):
+        texts = [piece.removeprefix(continuation) for piece in pieces]
+        has_mark = [not piece.startswith(continuation) for piece in pieces]
+    elif '"ByteLevel"' in steps:
+        decoder = decoders.ByteLevel()
+        texts = [decoder.decode([piece + _SPELLED_LAST_BYTES]) for piece in pieces]
+        has_mark = [text[0].isspace() for text in texts]
+    elif model.get("type") != "WordLevel" and any(piece.startswith(SPACE) for piece in pieces):
+        texts = list(map(_text_of_bytes, pieces))
+        has_mark = [piece.startswith(SPACE) for piece in pieces]
+    else:
+        added = {token["content"] for token in content["added_tokens"]}
+        ordinary = set(map(unspell_piece, tokenizer.dictionary_symbols)) - added
+        if model["type"] != "WordLevel" and any(len(piece) > 1 for piece in ordinary):
+            raise UserError("--whole-words: the tokenizer marks neither a new nor a continued word: leave it out")
+        return np.ones(len(pieces), dtype=bool)
+    is_unspaced = [UNSPACED.match(text) is not None for text in texts]
+    return np.array(has_mark) | np.array(is_unspaced)
+
+
+def _text_of_bytes(piece: str) -> str:
+    byte = _BYTE.fullmatch(piece)
+    return piece if byte is None else (bytes.fromhex(byte[1]) + _LAST_BYTES).decode("utf-8", "replace")

@@ -19,6 +19,7 @@ from amos_fairseq.text import MASK_SYMBOL
 
 BOS, PAD, EOS, UNK = "<s>", "<pad>", "</s>", "<unk>"
 SPECIAL_SYMBOLS = (BOS, PAD, EOS, UNK, MASK_SYMBOL)
+SPACE = "▁"  # how SentencePiece writes a space in pieces
 
 # (piece, start, end): the piece covers the characters [start, end) of the line.
 AlignedPiece = tuple[str, int, int]
@@ -258,6 +259,17 @@ class Tokenizer(abc.ABC):
     def __len__(self) -> int:
         """Return the number of pieces in ``dict.txt``, without fairseq's own symbols and ``<mask>``."""
         return len(self.dictionary_symbols)
+
+
+def token_ids(pieces: list[str]) -> tuple[dict[str, int], dict[str, str]]:
+    """Return token -> id, and fairseq's symbol -> its token: with more brackets if it is also a piece (of a text on HTML)."""
+    special_tokens = {}
+    for symbol in SPECIAL_SYMBOLS:
+        special_tokens[symbol] = symbol
+        while special_tokens[symbol] in pieces:
+            special_tokens[symbol] = f"<{special_tokens[symbol]}>"
+    *first, mask = special_tokens.values()
+    return {token: index for index, token in enumerate([*first, *pieces, mask])}, special_tokens
 
 
 def read_dictionary_symbols(path: Path) -> list[str]:

@@ -15,9 +15,8 @@ import sentencepiece
 from fairseq.data import Dictionary
 from tokenizer_text import ALPHABETS, HOSTILE, random_texts, train_bpe
 
-from amos_fairseq.text.tokenization.conversion import from_sentencepiece, sentencepiece_rules
 from amos_fairseq.text.tokenization.fast_tokenizer import FastTokenizer
-from amos_fairseq.text.vocabulary import learn_tokenizer, train_sentencepiece
+from amos_fairseq.text.vocabulary import from_sentencepiece, learn_tokenizer, sentencepiece_rules, train_sentencepiece
 
 # The standard is no wrong id in 3,000 texts of each alphabet.
 TEXTS_PER_ALPHABET = int(os.environ.get("AMOS_RANDOM_TEXTS", "400"))

@@ -24,9 +24,8 @@ from amos_fairseq.downstream.classification.rows import LabeledRows, read_rows
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import TOKENIZER_DIRECTORY, json_text, refuse_link, whole_folder
 from amos_fairseq.output.terminal import progress_bar, say
-from amos_fairseq.text.encoding import describe_loss
+from amos_fairseq.text.encoding import describe_loss, number_of_processes
 from amos_fairseq.text.prepared_data import Sample, prepare_folder, prepared_data
-from amos_fairseq.text.processes import number_of_processes
 from amos_fairseq.text.tokenization import Tokenizer, load_tokenizer
 
 ID_COLUMNS = ("index", "id")  # what the leaderboard calls a row

@@ -6,7 +6,7 @@ import signal
 import pytest
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.text.processes import KilledWorkerError, in_own_process, process_pool
+from amos_fairseq.text.encoding import KilledWorkerError, in_own_process, process_pool
 
 
 def fail_at_three(number: int) -> int:
