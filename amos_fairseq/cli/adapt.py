@@ -9,8 +9,6 @@ from amos_fairseq.cli import prepare
 from amos_fairseq.cli.arguments import add_subcommand, import_fairseq
 from amos_fairseq.errors import UserError
 
-OBJECTIVES = ("mlm", "electra", "amos")
-
 DESCRIPTION = """\
 Train MODEL further on TEXT: MODEL is imported, the text is encoded with its tokenizer, and the training begins with a new
 schedule. The same command continues after an interruption. OUT/run is then a run like any other: amos export, classify, tag ...
@@ -19,7 +17,7 @@ take it. OUT/adapt.yaml is a recipe for amos train, for example to go on with se
 
 
 def add_parser(subparsers: Any) -> None:
-    parser = add_subcommand(subparsers, "adapt", "train a released encoder further on a text", DESCRIPTION)
+    parser = add_subcommand(subparsers, "adapt", "train a released encoder further on a text", DESCRIPTION, run)
     add = parser.add_argument
     text = "folder of Hugging Face (BERT, RoBERTa, MPNet, DistilBERT, ModernBERT, ELECTRA), SAVE_DIR of a run, or checkpoint"
     add("model", metavar="MODEL", type=Path, help=text)
@@ -32,7 +30,7 @@ def add_parser(subparsers: Any) -> None:
     )
     add("--out", required=True, type=Path, metavar="DIR", help="output directory; its path must not contain a colon")
     text = "predict masked tokens, or detect replaced ones with one generator or a mixture (default: that of MODEL)"
-    add("--objective", choices=OBJECTIVES, help=text)
+    add("--objective", choices=("mlm", "electra", "amos"), help=text)
     text = "for detection: new (an MLM trained on TEXT first), self (MODEL), or a folder or checkpoint with an MLM head and "
     text += "same tokens; it is not trained with MODEL; may be given several times with --objective amos (default: new; where "
     text += "MODEL was trained with this objective, its own)"
@@ -55,10 +53,10 @@ def add_parser(subparsers: Any) -> None:
         **several,
         help="settings of the training, such as optimization.lr=[1e-4] (default: none)",
     )
-    parser.set_defaults(run=lambda arguments: run(arguments, subparsers.choices["prepare"]))
+    parser.set_defaults(prepare=subparsers.choices["prepare"])
 
 
-def run(arguments: argparse.Namespace, of_prepare: argparse.ArgumentParser) -> None:
+def run(arguments: argparse.Namespace) -> None:
     for name in ("updates", "length", "batch_size"):
         if getattr(arguments, name) < 1 + (name == "length"):
             raise UserError(f"--{name.replace('_', '-')} {getattr(arguments, name)} is too small")
@@ -72,7 +70,7 @@ def run(arguments: argparse.Namespace, of_prepare: argparse.ArgumentParser) -> N
     def prepare_text(out: Path, tokenizer: Path) -> None:
         words = ["text", *map(str, arguments.text), "--out", str(out), "--tokenizer", str(tokenizer)]
         words += ["--document", arguments.document] if arguments.document else []
-        prepare.run(of_prepare.parse_args(words))
+        prepare.run(arguments.prepare.parse_args(words))
 
     generators = [each if each in (NEW, SELF) else str(Path(each).absolute()) for each in arguments.generator]
     given = Adaptation(

@@ -5,7 +5,7 @@ arguments were checked: ``amos --help`` and mistakes take a fraction of a second
 """
 
 import argparse
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -40,9 +40,20 @@ class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
         return super()._get_help_string(action)
 
 
-def add_subcommand(subparsers: Any, name: str, help: str, description: str) -> argparse.ArgumentParser:
-    """Add the parser of one subcommand; ``help`` is its line in ``amos --help``."""
-    return subparsers.add_parser(name, help=help, description=description, formatter_class=HelpFormatter)
+def add_subcommand(
+    subparsers: Any, name: str, help: str, description: str, run: Callable[[argparse.Namespace], object]
+) -> argparse.ArgumentParser:
+    """Add the parser of a subcommand, which ``run`` gets among its arguments; ``help`` is its line in ``amos --help``."""
+    parser = subparsers.add_parser(name, help=help, description=description, formatter_class=HelpFormatter)
+    parser.set_defaults(run=run, parser=parser)
+    return parser
+
+
+def refuse_given(arguments: argparse.Namespace, names: Iterable[str], reason: str) -> None:
+    """Refuse options that were given, because of ``reason``."""
+    for name in names:
+        if getattr(arguments, name) != arguments.parser.get_default(name):
+            raise UserError(f"--{name.replace('_', '-')} {reason}: leave it out")
 
 
 def add_checkpoint(parser: argparse.ArgumentParser) -> None:

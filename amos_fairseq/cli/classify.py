@@ -1,7 +1,6 @@
 """``amos classify``: fine-tune a checkpoint on a table of texts and labels, and label other tables."""
 
 import argparse
-import functools
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +8,6 @@ from amos_fairseq.cli import fine_tuning
 from amos_fairseq.cli.arguments import add_subcommand
 from amos_fairseq.errors import UserError
 
-OF_PREDICTION = ("subcommand", "run", "checkpoint", "predict", "out", "text", "no_header", "csv_quotes", "cpu")
 DESCRIPTION = """\
 Fine-tune a checkpoint of this package on any table of texts, or pairs of texts, with a class, several labels or a number: TSV,
 CSV, JSON lines, Parquet, or a folder that datasets saved. The command prints and saves medians and standard deviations over the
@@ -19,7 +17,9 @@ its predictions. After a stop the same command continues. With --predict the run
 
 
 def add_parser(subparsers: Any) -> None:
-    parser = add_subcommand(subparsers, "classify", "fine-tune a checkpoint on your own labeled texts", DESCRIPTION)
+    parser = add_subcommand(
+        subparsers, "classify", "fine-tune a checkpoint on your own labeled texts", DESCRIPTION, run
+    )
     add = parser.add_argument
     text = "table with a header: .tsv, .csv, JSON lines, Parquet, or a folder of datasets"
     add("--train", metavar="FILE", type=Path, help=text)
@@ -38,12 +38,11 @@ def add_parser(subparsers: Any) -> None:
     add("--no-header", action="store_true", help="the first line is a row; the columns are called 1, 2, ...")
     add("--csv-quotes", action="store_true", help="quotes in .tsv are those of CSV (default: ordinary characters)")
     fine_tuning.add_arguments(parser, None, baselines=("random", "linear"), recipe="own_labels")
-    parser.set_defaults(run=functools.partial(run, parser))
 
 
-def run(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
+def run(arguments: argparse.Namespace) -> None:
     if arguments.predict is not None:
-        fine_tuning.check_prediction(parser, arguments, OF_PREDICTION)
+        fine_tuning.check_prediction(arguments, "text", "no_header", "csv_quotes")
     elif arguments.train is None:
         raise UserError("give the table to train on as --train, or one to label as --predict")
     else:

@@ -7,8 +7,7 @@ import reprlib
 from pathlib import Path
 from typing import Any
 
-from amos_fairseq.cli.arguments import add_checkpoint, add_subcommand, import_fairseq
-from amos_fairseq.errors import UserError
+from amos_fairseq.cli.arguments import add_checkpoint, add_subcommand, import_fairseq, refuse_given
 from amos_fairseq.files import check_new_folder
 
 DESCRIPTION = """\
@@ -22,7 +21,7 @@ command loads OUT and compares it with CHECKPOINT before it puts the folder in p
 
 
 def add_parser(subparsers: Any) -> None:
-    parser = add_subcommand(subparsers, "export", "write a checkpoint as a Hugging Face folder", DESCRIPTION)
+    parser = add_subcommand(subparsers, "export", "write a checkpoint as a Hugging Face folder", DESCRIPTION, run)
     add_checkpoint(parser)
     add = parser.add_argument
     add("out", metavar="OUT", type=Path, help="folder to write")
@@ -47,7 +46,6 @@ def add_parser(subparsers: Any) -> None:
     text = "do not compare the folder with the checkpoint (default: compare)"
     add("--no-check", dest="check", action="store_false", help=text)
     add("--force", action="store_true", help="replace OUT if it is an exported folder (default: refuse)")
-    parser.set_defaults(run=run)
 
 
 def card_name(value: str) -> str:
@@ -61,8 +59,8 @@ def card_name(value: str) -> str:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    if arguments.head == "ALL" and not (arguments.depth is arguments.labels is None):
-        raise UserError("--depth and --labels have no effect with --head ALL: leave them out")
+    if arguments.head == "ALL":
+        refuse_given(arguments, ["depth", "labels"], "has no effect with --head ALL")
     check_new_folder(arguments.out, arguments.force)
     import_fairseq(arguments.checkpoint, arguments.subcommand, [arguments.tokenizer])
     from amos_fairseq.hugging_face import custom_code

@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from amos_fairseq.cli.arguments import import_fairseq
+from amos_fairseq.cli.arguments import import_fairseq, refuse_given
 from amos_fairseq.downstream import recipe_file
 from amos_fairseq.downstream.views import VIEW_LAYERS
 from amos_fairseq.errors import UserError
@@ -114,11 +114,10 @@ def add_cross_views(parser: argparse.ArgumentParser, views: tuple[str, ...]) -> 
     add("--unlabeled-start", type=float, metavar="F", help=text)
 
 
-def check_prediction(parser: argparse.ArgumentParser, arguments: argparse.Namespace, used: tuple[str, ...]) -> None:
-    """Raise :class:`UserError` for an option that was given with ``--predict`` and is not among the ``used`` ones."""
-    for name, value in vars(arguments).items():
-        if name not in used and value != parser.get_default(name):
-            raise UserError(f"--{name.replace('_', '-')} has no effect with --predict: leave it out")
+def check_prediction(arguments: argparse.Namespace, *used: str) -> None:
+    """Refuse an option that was given with ``--predict`` and is not among the ``used`` ones."""
+    used += ("subcommand", "checkpoint", "predict", "out", "cpu")
+    refuse_given(arguments, [name for name in vars(arguments) if name not in used], "has no effect with --predict")
 
 
 def check_baseline(arguments: argparse.Namespace) -> None:

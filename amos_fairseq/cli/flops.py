@@ -19,7 +19,7 @@ distributed_training.distributed_world_size sets another number.
 
 
 def add_parser(subparsers: Any) -> None:
-    parser = add_subcommand(subparsers, "flops", "count the FLOPs of training and inference", DESCRIPTION)
+    parser = add_subcommand(subparsers, "flops", "count the FLOPs of training and inference", DESCRIPTION, run)
     add_configuration(parser, "optimization.max_update=1000")
     text = "number of input tokens for inference (default: 128, or the maximum of the model if that is less)"
     parser.add_argument("--length", type=int, metavar="T", help=text)
@@ -27,7 +27,6 @@ def add_parser(subparsers: Any) -> None:
     text += "them again, samples from logits of its own, and computes the last layer at every position "
     parser.add_argument("--reference", action="store_true", help=text + "(default: count what model.kernels runs)")
     parser.add_argument("--json", action="store_true", help="print JSON with exact integers instead of tables")
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from amos_fairseq.cli import fine_tuning
-from amos_fairseq.cli.arguments import add_subcommand
+from amos_fairseq.cli.arguments import add_subcommand, refuse_given
 from amos_fairseq.downstream.classification.glue.tasks import AVERAGED, parse_tasks
 from amos_fairseq.errors import UserError
 
@@ -18,7 +18,7 @@ Official files are converted with the tokenizer of the checkpoint, once; OUT/dat
 
 
 def add_parser(subparsers: Any) -> None:
-    parser = add_subcommand(subparsers, "glue", "fine-tune a checkpoint on GLUE", DESCRIPTION)
+    parser = add_subcommand(subparsers, "glue", "fine-tune a checkpoint on GLUE", DESCRIPTION, run)
     fine_tuning.add_arguments(parser, "GLUE's official files (CoLA/train.tsv, ...), or what amos prepare glue wrote")
     add = parser.add_argument
     text = f"tasks, separated by commas, or ALL that are in --data of {', '.join(AVERAGED)}; WNLI is known too and never part "
@@ -43,17 +43,15 @@ def add_parser(subparsers: Any) -> None:
     add("--gold-weight", metavar="W", help=text)
     text = "write each run's predictions of the rows that it was trained on, for --teachers"
     add("--write-train", action="store_true", help=text)
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> None:
     if arguments.max_rows is not None and arguments.max_rows < 1:
         raise UserError(f"--max-rows {arguments.max_rows} must be at least 1")
-    for name in ("ensemble", "gold_weight"):
-        if getattr(arguments, name) and arguments.teachers is None:
-            raise UserError(f"--{name.replace('_', '-')} has no effect without --teachers: leave it out")
-    if arguments.sampling_exponent != fine_tuning.SAMPLING_EXPONENT and not arguments.multi_task:
-        raise UserError("--sampling-exponent has no effect without --multi-task: leave it out")
+    if arguments.teachers is None:
+        refuse_given(arguments, ["ensemble", "gold_weight"], "has no effect without --teachers")
+    if not arguments.multi_task:
+        refuse_given(arguments, ["sampling_exponent"], "has no effect without --multi-task")
     parse_tasks(arguments.tasks)
     fine_tuning.start(arguments)
     from amos_fairseq.downstream.classification.glue.command import main

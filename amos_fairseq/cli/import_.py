@@ -21,7 +21,7 @@ HUGGING_FACE, MICROSOFT_AMOS = "hugging-face", "microsoft-amos"
 
 def add_parser(subparsers: Any) -> None:
     text = "convert a Hugging Face model or the released AMOS checkpoint"
-    parser = add_subcommand(subparsers, "import", text, DESCRIPTION)
+    parser = add_subcommand(subparsers, "import", text, DESCRIPTION, run)
     add = parser.add_argument
     add("source", metavar="SOURCE", type=Path, help="folder of the model, or the released checkpoint")
     add("out", metavar="OUT.pt", type=Path, help="checkpoint to write")
@@ -38,7 +38,6 @@ def add_parser(subparsers: Any) -> None:
     text = "layers of the released generator with an MLM head (default: those that the file names, else 4,6,8)"
     add("--depths", metavar="LAYERS", help=text)
     add("--seed", type=int, default=1, help="seed for the parameters that SOURCE lacks")
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> None:

@@ -24,7 +24,7 @@ LARGEST_SEED = 2**63 - 1  # 63 bits, like the noise seeds in training
 
 
 def add_parser(subparsers: Any) -> None:
-    parser = add_subcommand(subparsers, "inspect", "show what a pretrained model predicts for a text", DESCRIPTION)
+    parser = add_subcommand(subparsers, "inspect", "show what a pretrained model predicts for a text", DESCRIPTION, run)
     add_checkpoint(parser)
     text = parser.add_mutually_exclusive_group()
     text.add_argument("--text", help="the text itself (default: a paragraph of the run's validation text)")
@@ -37,7 +37,6 @@ def add_parser(subparsers: Any) -> None:
     text = "draw the attention of these heads instead, such as 5-1 6-4; layers and heads count from 1 on"
     add("--attention", nargs="+", metavar="LAYER-HEAD", type=layer_and_head, help=text)
     add("--out", metavar="DIR", type=Path, default="plots", help="folder for the picture of --attention")
-    parser.set_defaults(run=run)
 
 
 def layer_and_head(text: str) -> tuple[int, int]:

@@ -1,7 +1,6 @@
 """``amos parse``: fine-tune a checkpoint on dependency trees over several seeds."""
 
 import argparse
-import functools
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,6 @@ from amos_fairseq.cli.arguments import add_subcommand, add_unlabeled
 from amos_fairseq.downstream.views import PARSING_VIEWS
 from amos_fairseq.errors import UserError
 
-OF_PREDICTION = ("subcommand", "run", "checkpoint", "predict", "out", "cpu")
 DESCRIPTION = """\
 Fine-tune a checkpoint of this package on the dependency trees of a treebank: one fairseq-train process per seed, one at a time
 on each GPU. The command prints and saves medians and standard deviations of LAS and UAS (parsing.md, parsing.csv and
@@ -22,7 +20,7 @@ training).
 
 
 def add_parser(subparsers: Any) -> None:
-    parser = add_subcommand(subparsers, "parse", "fine-tune a checkpoint on dependency trees", DESCRIPTION)
+    parser = add_subcommand(subparsers, "parse", "fine-tune a checkpoint on dependency trees", DESCRIPTION, run)
     fine_tuning.add_arguments(
         parser,
         None,
@@ -35,12 +33,11 @@ def add_parser(subparsers: Any) -> None:
     fine_tuning.add_cross_views(parser, PARSING_VIEWS)
     text = "OUT of this command as --checkpoint: write the sentences of FILE with the trees of its best run to the file --out"
     parser.add_argument("--predict", metavar="FILE", type=Path, help=text)
-    parser.set_defaults(run=functools.partial(run, parser))
 
 
-def run(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
+def run(arguments: argparse.Namespace) -> None:
     if arguments.predict is not None:
-        fine_tuning.check_prediction(parser, arguments, OF_PREDICTION)
+        fine_tuning.check_prediction(arguments)
     elif arguments.train is None or arguments.dev is None:
         raise UserError("give the treebanks as --train FILE --dev FILE, or sentences to parse as --predict FILE")
     fine_tuning.start(arguments)

@@ -16,11 +16,10 @@ line styles runs. The command writes overview.png and overview.svg with all pane
 
 
 def add_parser(subparsers: Any) -> None:
-    parser = add_subcommand(subparsers, "plot", "plot training curves", DESCRIPTION)
+    parser = add_subcommand(subparsers, "plot", "plot training curves", DESCRIPTION, run)
     text = "metrics.jsonl, or the SAVE_DIR that contains it"
     parser.add_argument("runs", nargs="+", metavar="LOG_OR_DIR", help=text)
     parser.add_argument("--out", default="plots", metavar="DIR", help="directory for the figures")
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> None:

@@ -58,7 +58,7 @@ class KindParser(argparse.ArgumentParser):
 
 
 def add_parser(subparsers: Any) -> None:
-    parser = add_subcommand(subparsers, "prepare", "convert text, GLUE, SQuAD, ... to binarized data", DESCRIPTION)
+    parser = add_subcommand(subparsers, "prepare", "convert text, GLUE, SQuAD, ... to binarized data", DESCRIPTION, run)
     parser.formatter_class = KindFormatter
     kinds = parser.add_subparsers(dest="kind", metavar="KIND", required=True, parser_class=KindParser)
     parse = parser.parse_known_args
@@ -66,7 +66,6 @@ def add_parser(subparsers: Any) -> None:
     parser.parse_known_args = lambda args, namespace=None: parse(with_kind(args, kinds.choices), namespace)
     for add in (add_text, add_glue, add_glue_download, add_squad, add_tagging, add_probing):
         add(kinds)
-    parser.set_defaults(run=run)
 
 
 def with_kind(arguments: Sequence[str], kinds: Sequence[str]) -> list[str]:

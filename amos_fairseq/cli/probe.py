@@ -1,17 +1,15 @@
 """``amos probe``: train small classifiers on the frozen states of chosen layers, and compare the layers."""
 
 import argparse
-import functools
 from pathlib import Path
 from typing import Any
 
-from amos_fairseq.cli.arguments import add_subcommand, import_fairseq
+from amos_fairseq.cli.arguments import add_subcommand, import_fairseq, refuse_given
 from amos_fairseq.errors import UserError
 from amos_fairseq.output.terminal import ending_in_one_line, say
 
 # Far more than a computer finishes; PyTorch refuses larger numbers with its own words.
 LARGEST = {"seeds": 1_000_000, "lr": 1000, "batch_size": 1_000_000_000, "updates": 1_000_000_000}
-OF_PROBES = ("tasks", "layers", "seeds", "classifier", "lr", "batch_size", "updates")
 DESCRIPTION = """\
 Edge probing (Tenney et al., 2019; AMOS section 5.2): a classifier predicts labels of spans, such as part-of-speech tags and
 dependencies, from the frozen states of one layer. A table compares the layers, as the table under AMOS "Figure 4". The features
@@ -20,7 +18,9 @@ of a layer are computed once; the text is not masked. Results are added to OUT, 
 
 
 def add_parser(subparsers: Any) -> None:
-    parser = add_subcommand(subparsers, "probe", "probe layers of a checkpoint for linguistic structure", DESCRIPTION)
+    parser = add_subcommand(
+        subparsers, "probe", "probe layers of a checkpoint for linguistic structure", DESCRIPTION, run
+    )
     add = parser.add_argument
     add("--checkpoint", metavar="CKPT", required=True, help="checkpoint, or SAVE_DIR of a run (its last checkpoint)")
     text = "tokenizer directory of the run (default: the directory tokenizer beside the checkpoint)"
@@ -48,13 +48,12 @@ def add_parser(subparsers: Any) -> None:
     add("--batch-size", type=int, metavar="N", default=1024, help="targets in a batch")
     add("--updates", type=int, metavar="N", default=2000, help="updates of each probe")
     add("--device", help="device to compute on, such as cpu or cuda:1 (default: a GPU if there is one, else the CPU)")
-    parser.set_defaults(run=functools.partial(run, parser))
 
 
-def run(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
-    for name in OF_PROBES if arguments.attention else ():
-        if getattr(arguments, name) != parser.get_default(name):
-            raise UserError(f"--{name.replace('_', '-')} has no effect with --attention: leave it out")
+def run(arguments: argparse.Namespace) -> None:
+    if arguments.attention:
+        of_probes = ["tasks", "layers", "seeds", "classifier", "lr", "batch_size", "updates"]
+        refuse_given(arguments, of_probes, "has no effect with --attention")
     for name, largest in LARGEST.items():
         value = getattr(arguments, name)
         if value is not None and not 0 < value <= largest:

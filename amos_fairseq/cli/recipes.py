@@ -27,7 +27,7 @@ says after its first updates how long it takes on its machine.
 
 
 def add_parser(subparsers: Any) -> None:
-    parser = add_subcommand(subparsers, "recipes", "list the recipes of amos train", DESCRIPTION)
+    parser = add_subcommand(subparsers, "recipes", "list the recipes of amos train", DESCRIPTION, run)
     add = parser.add_argument
     add("recipes", nargs="*", metavar="RECIPE", help="names or paths of YAML files (default: all recipes but variants)")
     add("--variants", action="store_true", help="list the variants of the papers as well")
@@ -36,7 +36,6 @@ def add_parser(subparsers: Any) -> None:
     text += f"(default: {DEFAULT_VOCABULARY}; {tiny} for the tiny recipes, {mini} for mini)"
     add("--vocabulary-size", type=int, metavar="N", help=text)
     add("--json", action="store_true", help="print JSON instead of a table")
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> None:

@@ -19,7 +19,9 @@ written as PNG and SVG, to the folder PAGE_figures beside the page. What is show
 
 
 def add_parser(subparsers: Any) -> None:
-    parser = add_subcommand(subparsers, "report", "write one page with the figures and tables of runs", DESCRIPTION)
+    parser = add_subcommand(
+        subparsers, "report", "write one page with the figures and tables of runs", DESCRIPTION, run
+    )
     add = parser.add_argument
     add("runs", nargs="+", metavar="RUN", help="SAVE_DIR of a run of pretraining; several runs are drawn together")
     several = {"nargs": "+", "action": "extend", "metavar": "DIR", "default": []}
@@ -36,7 +38,6 @@ def add_parser(subparsers: Any) -> None:
     add("--sentence", action="append", metavar="TEXT", default=[], help=text)
     add("--device", default="cpu", help="device to compute on, such as cuda or cuda:1")
     add("--out", default="report.html", metavar="FILE", help="HTML page to write")
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> None:

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from amos_fairseq.cli.arguments import add_checkpoint, add_subcommand, import_fairseq
+from amos_fairseq.cli.arguments import add_checkpoint, add_subcommand, import_fairseq, refuse_given
 from amos_fairseq.errors import UserError
 from amos_fairseq.scoring import PAIR_SUFFIXES
 
@@ -22,7 +22,7 @@ discriminator: no probability of a sentence, but an order.
 
 
 def add_parser(subparsers: Any) -> None:
-    parser = add_subcommand(subparsers, "score", "score text, or minimal pairs, with a model", DESCRIPTION)
+    parser = add_subcommand(subparsers, "score", "score text, or minimal pairs, with a model", DESCRIPTION, run)
     add_checkpoint(parser)
     add = parser.add_argument
     add("file", metavar="FILE", nargs="?", help="UTF-8 text, one sequence per line; - for the standard input")
@@ -39,11 +39,10 @@ def add_parser(subparsers: Any) -> None:
     add("--corpus", metavar="DATA", type=Path, help=text)
     text = "also score by random weights in the same architecture (default: do not)"
     add("--baseline", action="store_true", help=text)
-    parser.set_defaults(run=lambda arguments: run(arguments, parser))
 
 
-def run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
-    check_arguments(arguments, parser)
+def run(arguments: argparse.Namespace) -> None:
+    check_arguments(arguments)
     texts = arguments.pairs or ([] if arguments.file == "-" else [arguments.file])
     import_fairseq(arguments.checkpoint, inputs=[*texts, arguments.corpus, arguments.tokenizer])
     from amos_fairseq.checkpoints.encoder import check_device
@@ -68,15 +67,12 @@ def run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
         print("results: " + ", ".join(str(out.with_suffix(suffix)) for suffix in PAIR_SUFFIXES))
 
 
-def check_arguments(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
+def check_arguments(arguments: argparse.Namespace) -> None:
     is_pairs, out = arguments.pairs is not None, arguments.out
     if (arguments.file is None) != is_pairs:
-        parser.error("give either FILE or --pairs FILE")
-    of_lines = {"--format": arguments.format}
-    of_pairs = {"--corpus": arguments.corpus, "--baseline": arguments.baseline or None}
-    for flag, value in (of_lines if is_pairs else of_pairs).items():
-        if value is not None:
-            parser.error(f"{flag} has no effect {'with' if is_pairs else 'without'} --pairs")
+        arguments.parser.error("give either FILE or --pairs FILE")
+    reason = f"has no effect {'with' if is_pairs else 'without'} --pairs"
+    refuse_given(arguments, ["format"] if is_pairs else ["corpus", "baseline"], reason)
     if arguments.batch_tokens < 1:
         raise UserError(f"--batch-tokens {arguments.batch_tokens} must be 1 or more")
     if out is None:

@@ -5,9 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from amos_fairseq.cli import fine_tuning
-from amos_fairseq.cli.arguments import add_subcommand
+from amos_fairseq.cli.arguments import add_subcommand, refuse_given
 from amos_fairseq.downstream.squad.question_files import print_scores
-from amos_fairseq.errors import UserError
 
 DESCRIPTION = """\
 Fine-tune a checkpoint of this package on SQuAD 1.1 or 2.0, whichever the dev file is of: one fairseq-train process per seed,
@@ -16,11 +15,12 @@ squad.json in OUT); each run also has its predictions in the official format, it
 stop the same command continues. Raw files are converted with the tokenizer of the checkpoint, once; OUT/data keeps the
 result. With --evaluate the command trains nothing and prints the official scores of a prediction file.
 """
-REQUIRED = ("checkpoint", "out")
 
 
 def add_parser(subparsers: Any) -> None:
-    parser = add_subcommand(subparsers, "squad", "fine-tune a checkpoint on SQuAD, or score predictions", DESCRIPTION)
+    parser = add_subcommand(
+        subparsers, "squad", "fine-tune a checkpoint on SQuAD, or score predictions", DESCRIPTION, run
+    )
     fine_tuning.add_arguments(
         parser,
         "directory that amos prepare squad wrote",
@@ -49,19 +49,16 @@ def add_parser(subparsers: Any) -> None:
     add("--null-odds", type=Path, metavar="FILE", help=text)
     text = "odds above it mean no answer (default: use the predictions unchanged)"
     add("--null-threshold", type=float, metavar="X", help=text)
-    parser.set_defaults(run=lambda arguments: run(arguments, parser))
 
 
-def run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
+def run(arguments: argparse.Namespace) -> None:
     if arguments.evaluate is not None:
         print_scores(arguments)
         return
-    for name in ("null_odds", "null_threshold"):
-        if getattr(arguments, name) is not None:
-            raise UserError(f"--{name.replace('_', '-')} is for --evaluate: leave it out")
-    missing = [f"--{name}" for name in REQUIRED if getattr(arguments, name) is None]
+    refuse_given(arguments, ["null_odds", "null_threshold"], "is for --evaluate")
+    missing = [f"--{name}" for name in ("checkpoint", "out") if getattr(arguments, name) is None]
     if missing:
-        parser.error(f"the following arguments are required: {', '.join(missing)} (or --evaluate)")
+        arguments.parser.error(f"the following arguments are required: {', '.join(missing)} (or --evaluate)")
     fine_tuning.check_data(arguments)
     fine_tuning.start(arguments)
     from amos_fairseq.downstream.squad.command import main

@@ -1,13 +1,11 @@
 """``amos tag``: fine-tune a checkpoint on sequence tagging over several seeds."""
 
 import argparse
-import functools
 from typing import Any
 
 from amos_fairseq.cli import fine_tuning
-from amos_fairseq.cli.arguments import add_label_columns, add_subcommand, add_unlabeled
+from amos_fairseq.cli.arguments import add_label_columns, add_subcommand, add_unlabeled, refuse_given
 from amos_fairseq.downstream.views import TAGGING_VIEWS
-from amos_fairseq.errors import UserError
 
 DESCRIPTION = """\
 Fine-tune a checkpoint of this package on a column of labeled words (parts of speech, chunks, named entities): one
@@ -22,7 +20,7 @@ are converted with the tokenizer of the checkpoint, once; OUT/data keeps the res
 
 def add_parser(subparsers: Any) -> None:
     parser = add_subcommand(
-        subparsers, "tag", "fine-tune a checkpoint on sequence tagging (POS, chunks, NER)", DESCRIPTION
+        subparsers, "tag", "fine-tune a checkpoint on sequence tagging (POS, chunks, NER)", DESCRIPTION, run
     )
     fine_tuning.add_arguments(
         parser,
@@ -40,17 +38,16 @@ def add_parser(subparsers: Any) -> None:
     fine_tuning.add_sampling_exponent(parser, "of --data A B")
     text = "share of a word's label that is spread over all labels in training (default: the recipe's, 0; thesis: 0.1)"
     parser.add_argument("--label-smoothing", type=float, metavar="F", help=text)
-    parser.set_defaults(run=functools.partial(run, parser))
 
 
-def run(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
+def run(arguments: argparse.Namespace) -> None:
     fine_tuning.check_data(arguments)
     fine_tuning.check_baseline(arguments)
-    if arguments.sampling_exponent != fine_tuning.SAMPLING_EXPONENT and len(arguments.data or ()) < 2:
-        raise UserError("--sampling-exponent has no effect on a single column: leave it out")
-    for name in ("column", "columns", "encoding", "labeled", "unlabeled") if arguments.data is not None else ():
-        if getattr(arguments, name) != parser.get_default(name):
-            raise UserError(f"--{name} chooses from raw files; --data have it from amos prepare tagging: leave it out")
+    if len(arguments.data or ()) < 2:
+        refuse_given(arguments, ["sampling_exponent"], "has no effect on a single column")
+    if arguments.data is not None:
+        reason = "chooses from raw files; --data have it from amos prepare tagging"
+        refuse_given(arguments, ["column", "columns", "encoding", "labeled", "unlabeled"], reason)
     fine_tuning.start(arguments)
     from amos_fairseq.downstream.tagging.command import main
 

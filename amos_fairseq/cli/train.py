@@ -17,7 +17,7 @@ amos train ... Words that start with a hyphen go to Hydra: --multirun starts a s
 
 
 def add_parser(subparsers: Any) -> None:
-    parser = add_subcommand(subparsers, "train", "pretrain with a recipe", DESCRIPTION)
+    parser = add_subcommand(subparsers, "train", "pretrain with a recipe", DESCRIPTION, run)
     text = "train for this time, last validation and checkpoint included, instead of max_update; the learning rate follows "
     text += "the time; all parts of a run count (lr_scheduler.minutes)"
     parser.add_argument("--minutes", type=float, help=text)
@@ -28,23 +28,22 @@ def add_parser(subparsers: Any) -> None:
     text = "settings to change, such as task.data=DATA checkpoint.save_dir=RUN optimization.max_update=1000; paths need no "
     text += "quotes for Hydra"
     parser.add_argument("settings", nargs=argparse.REMAINDER, metavar="KEY=VALUE", help=text)
-    parser.set_defaults(run=lambda arguments: run(arguments, parser))
 
 
-def run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
+def run(arguments: argparse.Namespace) -> None:
     """Replace this process by ``fairseq-hydra-train``, so that ranks, signals and exit codes are its own.
 
     It must be the main program: the plugin replaces functions of fairseq's scripts where one of them runs.
     """
     if {"-h", "--help"} & set(arguments.settings):
-        parser.print_help()
+        arguments.parser.print_help()
         return
     from amos_fairseq.recipes.overrides import (
         training_command,
     )  # here, because Hydra takes a quarter of a second to import
 
     # Behind RECIPE, argparse leaves all words to Hydra.
-    of_time = argparse.ArgumentParser(prog=parser.prog, add_help=False, allow_abbrev=False)
+    of_time = argparse.ArgumentParser(prog=arguments.parser.prog, add_help=False, allow_abbrev=False)
     of_time.add_argument("--minutes", type=float, default=arguments.minutes)
     given, settings = of_time.parse_known_args(arguments.settings)
     if given.minutes is not None:

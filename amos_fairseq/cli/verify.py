@@ -12,10 +12,9 @@ Training itself compares only sizes and samples of 1 MiB. A difference exits wit
 
 
 def add_parser(subparsers: Any) -> None:
-    parser = add_subcommand(subparsers, "verify", "compare a corpus with its hashes", DESCRIPTION)
+    parser = add_subcommand(subparsers, "verify", "compare a corpus with its hashes", DESCRIPTION, run)
     text = "directory that amos prepare wrote, or DIR0:DIR1:... for shards of it"
     parser.add_argument("data", metavar="DATA", help=text)
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> None:

@@ -133,7 +133,7 @@ GOOD = '{"sentence_good": "the fox", "sentence_bad": "the dog"}'
         ("amos text.txt", 1, "mlm, electra or electric"),
         ("nan text.txt", 1, "no finite score for .* in line 1"),
         ("run text.txt --pairs p.jsonl", 2, "FILE"),
-        ("run text.txt --corpus DATA", 2, "--corpus"),
+        ("run text.txt --corpus DATA", 1, "--corpus"),
         ("run --pairs folder", 1, "folder is a folder"),
         ("run --pairs cut.jsonl", 1, "cut.jsonl, line 2: is not JSON .*; each line must be an object with"),
         ("run --pairs number.jsonl", 1, "number.jsonl, line 1: sentence_good 3 is not a string"),
