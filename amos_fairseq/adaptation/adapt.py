@@ -136,7 +136,10 @@ def adapt(given: Adaptation, out: Path, prepare: Callable[[Path, Path], None], p
     claim(*claimed)
     checkpoint = Path(yaml.safe_load(recipe.read_text(encoding="utf-8"))["checkpoint"]["finetune_from_model"])
     divide_batch(recipe)  # refuses before anything takes long
-    prepare_once(given, out, lambda: prepare(out / "data", checkpoint.parent / TOKENIZER_DIRECTORY))
+    manifest = out / "data" / MANIFEST
+    if not manifest.is_file() or all(Path(text).exists() for text in given.texts):  # once encoded, they may be removed
+        prepare(out / "data", checkpoint.parent / TOKENIZER_DIRECTORY)
+    claim(out / "data.json", {"sha256": file_sha256(manifest)}, f"{out / 'data'} is another text now", OTHER_OUT)
     if pairs is not None:
         before = similarity(checkpoint, pairs)
         say(f"before training: {describe(before)}", "adapt")
@@ -161,14 +164,6 @@ def adapt(given: Adaptation, out: Path, prepare: Callable[[Path, Path], None], p
 def describe(similar: dict[str, float]) -> str:
     spearman, cosine = similar["spearman"], similar["cosine_of_unrelated_texts"]
     return f"Spearman {spearman:.1f}, mean cosine of unrelated texts {cosine:.3f}"
-
-
-def prepare_once(given: Adaptation, out: Path, prepare: Callable[[], None]) -> None:
-    """Encode the texts; once that is done, they may be removed."""
-    manifest = out / "data" / MANIFEST
-    if not manifest.is_file() or all(Path(text).exists() for text in given.texts):
-        prepare()
-    claim(out / "data.json", {"sha256": file_sha256(manifest)}, f"{out / 'data'} is another text now", OTHER_OUT)
 
 
 def write_recipes(given: Adaptation, out: Path) -> None:
@@ -209,18 +204,11 @@ def write_recipes(given: Adaptation, out: Path) -> None:
     head = "mlm_head" if objective == MLM else "detection_head"
     rate = RATE if has_objective and head not in start.is_new else RATE_OF_NEW
     model["encoder_lr_scale"] = RATE / rate
-    if NEW in generator:
-        write_generator_recipe(given, out, model)
+    if NEW in generator:  # an MLM that is trained on the same text, to be the frozen generator
+        name = next(name for widest, name in GENERATORS.items() if model["encoder_embed_dim"] <= widest)
+        positions = {"max_positions": model["max_positions"]}
+        write_recipe(out / "generator.yaml", name, given, positions, 1e-3, out / "generator", None)
     write_recipe(out / "adapt.yaml", f"{objective}_base", given, model, rate, out / "run", start.file)
-
-
-def write_generator_recipe(given: Adaptation, out: Path, model: dict[str, Any]) -> None:
-    """Write the recipe of an MLM that is trained on the same text, to be the frozen generator of an encoder like ``model``."""
-    width = model["encoder_embed_dim"]
-    name = next(name for widest, name in GENERATORS.items() if width <= widest)
-    write_recipe(
-        out / "generator.yaml", name, given, {"max_positions": model["max_positions"]}, 1e-3, out / "generator", None
-    )
 
 
 def write_recipe(

@@ -12,9 +12,7 @@ from fairseq.dataclass.configs import FairseqConfig
 from fairseq.dataclass.initialize import add_defaults
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from rich import box
 from rich.console import Console
-from rich.table import Table
 from torch import nn
 
 from amos_fairseq.checkpoint_files import checkpoint_file
@@ -22,6 +20,7 @@ from amos_fairseq.checkpoints.read import read_state
 from amos_fairseq.data.vocabulary import Vocabulary
 from amos_fairseq.errors import UserError
 from amos_fairseq.flops.counting import DEVICE, CountedUpdate, Operations, TrainingFlops, build_update, count_operations
+from amos_fairseq.output.tables import Table
 from amos_fairseq.recipes import DEFAULT_VOCABULARY, VOCABULARY_OF_WIDTH, Costs, find_recipe
 from amos_fairseq.recipes.composition import compose_recipe
 from amos_fairseq.setting_checks import check_ranges, config_class, model_settings
@@ -86,23 +85,18 @@ def checkpoint_configuration(
         )
     try:
         cfg = OmegaConf.create(settings)
-        add_defaults(cfg)
-        add_types(cfg)
+        add_defaults(cfg)  # and types, but not for fairseq's own groups
+        for field in dataclasses.fields(FairseqConfig):
+            if dataclasses.is_dataclass(field.type) and field.name in cfg:
+                schema = OmegaConf.structured(field.type)
+                OmegaConf.set_struct(schema, False)  # keep settings that another version of fairseq has saved
+                cfg[field.name] = OmegaConf.merge(schema, cfg[field.name])
         OmegaConf.set_struct(cfg, True)
         cfg.merge_with_dotlist(list(overrides))
     except OmegaConfBaseException as error:
         reason = f"{error.full_key}: {str(error).splitlines()[0]}"
         raise UserError(f"{file}: {reason}; its settings can be changed with --set KEY=VALUE") from error
     return cfg, state["model"]["embed_tokens.weight"].size(0)
-
-
-def add_types(cfg: DictConfig) -> None:
-    """Type fairseq's own groups (optimization, dataset, ...), as :func:`add_defaults` does for the others."""
-    for field in dataclasses.fields(FairseqConfig):
-        if dataclasses.is_dataclass(field.type) and field.name in cfg:
-            schema = OmegaConf.structured(field.type)
-            OmegaConf.set_struct(schema, False)  # keep settings that another version of fairseq has saved
-            cfg[field.name] = OmegaConf.merge(schema, cfg[field.name])
 
 
 def build_counted_update(cfg: DictConfig, vocabulary_size: int | None = None, reference: bool = False) -> CountedUpdate:
@@ -292,35 +286,22 @@ def print_report(name: str, report: FlopsReport) -> None:
         f"{values['tokens_per_sequence']} tokens; {values['embedding_rows']:,} rows of token embeddings",
         soft_wrap=True,
     )
-    modules = _table(
-        "Forward pass per token of the training text",
-        ("module", "products", "look-ups", "element-wise", "share of products"),
-    )
-    for module, operations in report.modules.items():
-        modules.add_row(module, *_cells(operations, report.forward))
-    modules.add_section()
-    modules.add_row("together", *_cells(report.forward, report.forward))
-    console.print(modules)
-    training = _table("Training", ("convention", "per token", "per update", "all updates"))
-    rows = {"today: products, forward and backward": report.today, "thesis 5.2.2: all, 2 x forward": report.thesis}
-    for convention, cost in rows.items():
-        training.add_row(convention, *(f"{number:.3g}" for number in (cost.per_token, cost.per_update, cost.total)))
-    console.print(training)
+    modules = []
+    for module, operations in (report.modules | {"together": report.forward}).items():
+        share = f"{operations.matmul / report.forward.matmul:.1%}" if operations.matmul else ""
+        modules.append([module, *(f"{number:.3g}" if number else "" for number in operations), share])
+    columns = ["module", "products", "look-ups", "element-wise", "share of products"]
+    Table("Forward pass per token of the training text", columns, modules).print(console)
+    training = [
+        [convention, *(f"{number:.3g}" for number in (cost.per_token, cost.per_update, cost.total))]
+        for convention, cost in (
+            ("today: products, forward and backward", report.today),
+            ("thesis 5.2.2: all, 2 x forward", report.thesis),
+        )
+    ]
+    Table("Training", ["convention", "per token", "per update", "all updates"], training).print(console)
     inference = "No encoder remains after training: the towers score text (amos score)."
     if report.inference is not None:
         costs = f"{report.inference.matmul:.3g} (today), {report.inference.total:.3g} (thesis)"
         inference = f"Inference on one text of {report.inference_length} tokens: {costs}"
     console.print(inference, soft_wrap=True)
-
-
-def _table(title: str, columns: tuple[str, ...]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left")
-    table.add_column(columns[0], no_wrap=True)
-    for column in columns[1:]:
-        table.add_column(column, justify="right")
-    return table
-
-
-def _cells(operations: Operations, whole: Operations) -> list[str]:
-    numbers = [f"{number:.3g}" if number else "" for number in operations]
-    return [*numbers, f"{operations.matmul / whole.matmul:.1%}" if operations.matmul else ""]

@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -165,7 +165,11 @@ def write_card(
     # A truncated last line of the log is skipped, and what the run did after this checkpoint does not count.
     records = [record for record in read_records(loaded.file.parent) if record["update"] <= loaded.num_updates]
     validation = next((record for record in reversed(records) if record.get("split") != "train"), None)
-    source, imported, objective = first_source(loaded), loaded.imported_from, objective_of(loaded)
+    source, imported, model_settings = first_source(loaded), loaded.imported_from, loaded.model.cfg
+    name_of_model = getattr(model_settings, "arch", None) or getattr(model_settings, "_name", None)
+    objective = "" if imported else str(name_of_model or type(loaded.model).__name__).partition("_")[0].lower()
+    tokens = [record["wpb"] for record in records if record.get("split") == "train" and record.get("wpb")]
+    num_tokens = float(f"{sum(tokens) / len(tokens) * loaded.num_updates:.3g}") if tokens else None
     data = ModelCardData(
         language=settings.language,
         license=settings.data_license,
@@ -188,7 +192,7 @@ def write_card(
         has_code=custom_code.is_in(folder),
         loaded=loaded,
         task=str(loaded.task.get("_name", "text_pretraining")),
-        num_tokens=number_of_tokens(loaded, records),
+        num_tokens=num_tokens,  # to three digits, where it was logged
         validation=validation,
         not_metrics=_NOT_METRICS,
         settings=settings,
@@ -206,19 +210,6 @@ def number_of_parameters(loaded: LoadedCheckpoint, part: Part) -> int:
     return sum(
         (tensor[:num_tokens] if key in _ROW_PER_TOKEN else tensor).numel() for key, tensor in part.weights.items()
     )
-
-
-def number_of_tokens(loaded: LoadedCheckpoint, records: list[dict[str, Any]]) -> float | None:
-    """Return updates times the mean number of tokens per update, to three digits; None if it was not logged."""
-    tokens = [record["wpb"] for record in records if record.get("split") == "train" and record.get("wpb")]
-    return float(f"{sum(tokens) / len(tokens) * loaded.num_updates:.3g}") if tokens else None
-
-
-def objective_of(loaded: LoadedCheckpoint) -> str:
-    """Return the name of the pretraining objective, such as ``amos``; empty for an imported model."""
-    settings = loaded.model.cfg
-    name = getattr(settings, "arch", None) or getattr(settings, "_name", None) or type(loaded.model).__name__
-    return "" if loaded.imported_from else str(name).partition("_")[0].lower()
 
 
 def first_source(loaded: LoadedCheckpoint) -> str:

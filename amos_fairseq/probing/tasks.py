@@ -376,11 +376,13 @@ def corpora_of(args: argparse.Namespace) -> list[Corpus]:
 def corpora_in(folder: Path) -> list[Corpus]:
     """Return the corpora in a folder and in the folders in it, found by the names of their files; none is no error."""
     files = sorted(path for pattern in ("*", "*/*") for path in folder.glob(pattern) if path.is_file())
+    # In lower case, without the suffix of a compression.
+    names = {path: path.name.lower().removesuffix(kind_and_compression(path)[1]) for path in files}
     corpora = []
     for format in FORMATS:
         paths: dict[str, Path] = {}
         for split, name in zip(SPLITS, format.names, strict=True):
-            matching = [path for path in files if re.fullmatch(name, _plain_name(path))]
+            matching = [path for path in files if re.fullmatch(name, names[path])]
             if len(matching) > 1:
                 one, other = matching[:2]
                 raise UserError(f"{one} and {other} are the {split} split of --{format.flag}: keep one of them")
@@ -391,8 +393,3 @@ def corpora_in(folder: Path) -> list[Corpus]:
             raise UserError(f"{next(iter(paths.values()))}: there is no {missing} file to it in {folder}: add it")
         corpora += [Corpus(paths, format)] if paths else []
     return corpora
-
-
-def _plain_name(path: Path) -> str:
-    """Return the name in lower case, without the suffix of a compression."""
-    return path.name.lower().removesuffix(kind_and_compression(path)[1])
