@@ -1,17 +1,68 @@
-"""What all tokenizers have in common: spelling, files; limits of a learned vocabulary. Ids: test_conversion.py."""
+"""The base class of tokenizers: spellings and files; offsets, words and lost text of each kind; how texts are shortened."""
 
+import itertools
 import random
+import unicodedata
 
 import pytest
-from tokenizer_text import HOSTILE, assert_survives_fairseq
+import tokenizers
+from tokenizer_text import (
+    ALPHABETS,
+    HOSTILE,
+    assert_survives_fairseq,
+    hugging_face_directory,
+    random_texts,
+    small_tokenizer_of_kind,
+    token_of_word,
+    word_level_directory,
+    write_sample,
+)
+from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import directory_sha256
 from amos_fairseq.text.tokenization import load_tokenizer
-from amos_fairseq.text.tokenization.tokenizer import SPECIAL_SYMBOLS, spell_piece, unspell_piece
+from amos_fairseq.text.tokenization.exported import exported_tokenizer
+from amos_fairseq.text.tokenization.tokenizer import (
+    MEASURED,
+    SPECIAL_SYMBOLS,
+    UNK,
+    embedding_symbols,
+    join_words,
+    spell_piece,
+    tidy_spans,
+    unspell_piece,
+)
+from amos_fairseq.text.tokenization.truncation import kept_lengths
 from amos_fairseq.text.vocabulary import cut_long_line, learn_tokenizer
 
 NASTY_CHARACTERS = " \t\x0b\x1c\x85\xa0\u2028\u3000\\{}x<>/s@#▁Ġ#é中☃\u0301ab0"
+# A line, and where its words begin and end, counted by hand. Brackets occur in no word of the sample: unknown pieces.
+WORDS = {
+    "ba ke": [(0, 2), (3, 5)],
+    "  tabs\t\tand   runs ": [(2, 6), (8, 11), (14, 18)],
+    "cafe\u0301s cafe\u0301": [(0, 6), (7, 12)],
+    "nai\u0308ve İstanbul ŒUVRE": [(0, 6), (7, 15), (16, 21)],
+    "ﬁne oﬃce ½ ⅓": [(0, 3), (4, 8), (9, 10), (11, 12)],
+    "\uff21\uff22\u3000\uff43\xa0d": [(0, 2), (3, 4), (5, 6)],
+    "中国 and 日本": [(0, 2), (3, 6), (7, 9)],
+    "🎉🎉 snow☃man": [(0, 2), (3, 11)],
+    "\u200ba \ufeffb": [(1, 2), (4, 5)],
+    "<mask> [MASK] x</s>y": [(0, 6), (7, 13), (14, 20)],
+}
+_ZERO_WIDTH = "\u200b\ufeff"
+SENTENCES = [
+    ["bake", "limo", "nu"],
+    ["Rockwell", "'s", "U.S.", "$", "1,000.5", "--", "can't", "ﬁne", "İstanbul", "snow☃man"],
+    ["<mask>", "</s>", "x<s>y", "[MASK]", "中国", "人"],
+    ["a\u00a0b", "New York", "re\u0301sí"],
+]
+# Words of which no piece remains for some tokenizers: removed, or counted as a space.
+VANISHING = ["\u200b", "\x07", "\ufeff", "\u0301"]
+SPECIAL = ["<s>", "<pad>", "</s>", "<mask>"]
+THAI = "ภิผัปุ มัฅาฑฺ ษะฑฺสืฑฺ คุสืฑฺ"
+DEVANAGARI = "हिन्दी में लिखा"
+NFD = "cafe\u0301 re\u0301sume\u0301 Tie\u0302\u0301ng"
 
 
 def test_spelling_is_reversible_and_one_to_one():
@@ -84,3 +135,254 @@ def test_damaged_directory_is_refused(sample, tmp_path):
             (directory / name).write_bytes(content)
         with pytest.raises(UserError, match=message):
             load_tokenizer(directory)
+
+
+def test_pieces_are_those_of_encode_with_ordered_spans_without_spaces(tokenizer):
+    for line in [*HOSTILE, *WORDS]:
+        aligned = tokenizer.encode_with_offsets(line)
+        assert [piece for piece, _, _ in aligned] == tokenizer.encode(line)
+        spans = [(start, end) for _, start, end in aligned]
+        assert [start for start, _ in spans] == sorted(start for start, _ in spans)
+        assert all(0 <= start <= end <= len(line) for start, end in spans)
+        assert all(line[start:end].strip() == line[start:end] for start, end in spans)
+
+
+def test_every_character_outside_spans_can_be_removed(tokenizer):
+    """Removing a character that no span covers leaves the pieces unchanged."""
+    for line in [*HOSTILE, *WORDS]:
+        covered = {place for _, start, end in tokenizer.encode_with_offsets(line) for place in range(start, end)}
+        visible = {place for place, c in enumerate(line) if not c.isspace() and c not in _ZERO_WIDTH}
+        for place in visible - covered:
+            assert tokenizer.encode(line[:place] + line[place + 1 :]) == tokenizer.encode(line), (line, place)
+
+
+@pytest.mark.parametrize(("line", "words"), WORDS.items())
+def test_words_begin_and_end_where_pieces_do(tokenizer, line, words):
+    if tokenizer.kind == "huggingface" and tokenizer.encode("a\xa0b") == tokenizer.encode("a#b"):
+        line = line.replace("\u3000", " ").replace("\xa0", " ")  # this model makes one unknown piece of both
+    aligned = [(start, end) for _, start, end in tokenizer.encode_with_offsets(line) if start < end]
+    for word in words:
+        inside = [(start, end) for start, end in aligned if word[0] <= start < word[1]]
+        assert (inside[0][0], max(end for _, end in inside)) == word, (line[slice(*word)], aligned)
+
+
+def test_spans_of_the_libraries_are_converted_to_one_convention():
+    """By hand: spaces removed, an expanded character belongs to its first piece too, removed marks stay with their letter."""
+    line = " \u00bd e\u0301 \u200b"
+    given = [("\u25811", 0, 1), ("\u2044", 1, 1), ("2", 1, 2), ("\u2581", 2, 3), ("e", 3, 4), ("\u2581", 5, 7)]
+    expected = [("\u25811", 1, 2), ("\u2044", 1, 2), ("2", 1, 2), ("\u2581", 3, 3), ("e", 3, 5), ("\u2581", 7, 7)]
+    assert tidy_spans(line, given) == expected
+
+
+def sentences():
+    """Words with spaces between all of them, and with spaces between some."""
+    draw = random.Random(3)
+    drawn = [
+        words
+        for alphabet in ("ASCII", "the first planes", "two letters", "the vocabulary's letters")
+        for text in random_texts(ALPHABETS[alphabet], 40, seed=9)
+        if (words := text.split())
+    ]
+    for words in [*SENTENCES, *drawn]:
+        yield words, None
+        yield words, [draw.random() < 0.5 for _ in words[1:]] + [False]
+
+
+def test_pieces_are_those_of_the_text(tokenizer):
+    """The text's pieces, each once, in order; <unk> is inserted only for words without a piece of their own."""
+    assert join_words(["do", "n't", "go"], [False, True, False]) == "don't go"
+    rows = {symbol: row for row, symbol in enumerate(embedding_symbols(tokenizer.dictionary_symbols))}
+    vanishing = ["a", *VANISHING, "b"]
+    for words, spaces in [
+        *sentences(),
+        (vanishing, None),
+        (vanishing, [False] * len(vanishing)),
+        (VANISHING[:1], None),
+    ]:
+        ids, ranges = tokenizer.encode_words(words, spaces)
+        expected = [rows.get(piece, rows[UNK]) for piece in tokenizer.encode(join_words(words, spaces))]
+        alone = {a for a, b in ranges if b == a + 1 and ids[a] == rows[UNK]}
+        assert len(ids) - len(expected) <= len(alone)
+        if len(ids) == len(expected):
+            assert ids == expected
+        assert len(ranges) == len(words)
+        assert all(0 <= start < end <= len(ids) for start, end in ranges)
+        assert [start for start, _ in ranges] == sorted(start for start, _ in ranges)
+
+
+def test_ranges_cover_the_words(tokenizer):
+    """A range has every piece that covers a character of the word, and no other piece with a character; the piece that it
+    shares with an earlier word only if it has no other one."""
+    num_shared = num_left_out = 0
+    for words, spaces in sentences():
+        ids, ranges = tokenizer.encode_words(words, spaces)
+        aligned = tokenizer.encode_with_offsets(join_words(words, spaces))
+        if len(ids) != len(aligned):
+            continue  # a word without a piece
+        begin = 0
+        for number, (word, (start, end)) in enumerate(zip(words, ranges, strict=True)):
+            characters = set(range(begin, begin + len(word)))
+            covering = [i for i, (_, a, b) in enumerate(aligned) if characters & set(range(a, b))]
+            if covering and aligned[covering[0]][1] < begin:
+                num_shared += 1
+                num_left_out += len(covering) > 1
+                covering = covering[1:] or covering
+            if covering:
+                assert (start, end) == (covering[0], covering[-1] + 1), (words, word)
+            begin += len(word) + (spaces is None or spaces[number])
+    assert num_shared > num_left_out > 0
+
+
+def test_a_word_without_a_piece_gets_unk(tokenizer):
+    """A word that the tokenizer removes becomes <unk>, its neighbours keep their pieces."""
+    plain, _ = tokenizer.encode_words(["bake", "limo"])
+    for removed in VANISHING:
+        if tokenizer.encode(f"bake {removed} limo") == tokenizer.encode("bake limo"):
+            ids, ranges = tokenizer.encode_words(["bake", removed, "limo"])
+            start, end = ranges[1]
+            assert ids[start:end] == [tokenizer.embedding_rows[UNK]]
+            assert ids[:start] + ids[end:] == plain
+            assert ranges[0][1] <= start < end <= ranges[2][0]
+
+
+@pytest.mark.parametrize("tokenizer", ["cased", "wordpiece", "bytes", "prefixed bytes", "unigram"], indirect=True)
+def test_the_documented_token_of_a_word_in_raw_text_is_its_first_piece(tokenizer):
+    exported, num_words = exported_tokenizer(tokenizer), 0
+    exported.encode_special_tokens = True
+    for words, spaces in sentences():
+        (ids, ranges), text = tokenizer.encode_words(words, spaces), join_words(words, spaces)
+        encoding = exported.encode(text, add_special_tokens=False)
+        spans = zip(encoding.tokens, encoding.offsets, strict=True)
+        tokens = [{"word": token, "start": a, "end": b, "entity": i} for i, (token, (a, b)) in enumerate(spans)]
+        end = 0
+        for word, (first, _) in zip(words, ranges, strict=True):
+            begin = text.index(word, end)
+            end = begin + len(word)
+            if len(ids) == len(tokens):
+                assert token_of_word(tokens, text, begin, end)["entity"] == first, (words, word)
+                num_words += 1
+    assert num_words > 100
+
+
+def test_equals_the_exported_tokenizer(tokenizer):
+    exported = exported_tokenizer(tokenizer)
+    symbols = {row: symbol for symbol, row in tokenizer.embedding_rows.items()}
+    for words in SENTENCES[:2]:
+        ids, _ = tokenizer.encode_words(words)
+        encoding = exported.encode(" ".join(words), add_special_tokens=False)
+        assert [tokenizer.hugging_face_ids[symbols[row]] for row in ids] == encoding.ids
+
+
+def share_of_marks(text: str) -> tuple[int, int]:
+    letters = text.replace(" ", "")
+    return len(letters), sum(unicodedata.category(character) == "Mn" for character in letters)
+
+
+@pytest.mark.parametrize("text", [THAI, DEVANAGARI])
+def test_vowel_signs_that_normalization_removes_are_counted(text, tmp_path):
+    """By BERT's uncased rules, also between the characters of a piece, whose offsets include them; SentencePiece keeps them."""
+    number, marks = share_of_marks(text)
+    assert marks > number / 8
+    sample = write_sample(tmp_path)
+    with sample.open("a", encoding="utf-8") as stream:
+        stream.write(f"{text}\n" * 200)
+    by_bert = load_tokenizer(hugging_face_directory(tmp_path / "tokenizer", "wordpiece", sample))
+    assert by_bert.count_dropped([text]) == (number, marks)
+    for cased in (True, False):
+        assert learn_tokenizer(sample, 300, cased).count_dropped([text]) == (number, 0)
+
+
+def test_removed_accents_and_control_characters_do_not_count(tmp_path):
+    """Of an accent the letter remains, however the text spells it; the heart has a variation selector."""
+    tokenizer = load_tokenizer(hugging_face_directory(tmp_path / "tokenizer", "wordpiece", write_sample(tmp_path)))
+    for text in (NFD, unicodedata.normalize("NFC", NFD), "soft\xadhyphen \u200b joined\u200d \ufeff", "❤\ufe0f"):
+        assert tokenizer.count_dropped([text])[1] == 0, ascii(text)
+    assert tokenizer.count_dropped(["damaged \ufffd\ufffd"]) == (9, 2)
+
+
+def bpe_of(directory, normalizer=None, pre_tokenizer=None):
+    """BPE without an unknown token, of a text with 10 letters."""
+    library = tokenizers.Tokenizer(models.BPE())
+    library.normalizer, library.pre_tokenizer = normalizer, pre_tokenizer or pre_tokenizers.Whitespace()
+    trainer = trainers.BpeTrainer(vocab_size=40, special_tokens=SPECIAL, show_progress=False)
+    library.train_from_iterator(["abcde fghij abc fgh"] * 20, trainer)
+    directory.mkdir()
+    library.save(str(directory / "tokenizer.json"))
+    return load_tokenizer(directory)
+
+
+@pytest.mark.parametrize(
+    ("settings", "text", "expected"),
+    [
+        ({}, "abc xyz axb", (9, 4)),
+        ({}, "中文 abc", (5, 2)),
+        ({"normalizer": normalizers.Replace(Regex("[^a-j ]"), "")}, "abc xyz axb", (9, 4)),
+        ({"normalizer": normalizers.Lowercase()}, "ABC Xab", (6, 1)),
+        ({"pre_tokenizer": pre_tokenizers.Punctuation("removed")}, "abc,de.", (7, 2)),
+        ({"pre_tokenizer": pre_tokenizers.ByteLevel(add_prefix_space=False)}, "abc é fz", (6, 2)),
+        ({"pre_tokenizer": pre_tokenizers.Metaspace()}, "abc x z fgh", (8, 2)),
+    ],
+)
+def test_a_tokenizer_without_unknown_token_drops_what_it_lacks(settings, text, expected, tmp_path):
+    """There is no unknown piece; expected are counts by hand."""
+    tokenizer = bpe_of(tmp_path / "tokenizer", **settings)
+    assert tokenizer.count_dropped([text]) == expected
+    assert tokenizer.embedding_rows["<unk>"] not in tokenizer.ids_of(tokenizer.encode(text))
+
+
+@pytest.mark.parametrize("kind", ["wordpiece", "bytes", "unigram", "spaces"])
+def test_other_tokenizers_drop_nothing(kind, tmp_path):
+    tokenizer = load_tokenizer(hugging_face_directory(tmp_path / "tokenizer", kind, write_sample(tmp_path)))
+    for text in ("bake limo nu", "xyz 中文 🎉", "Ünïcödé"):
+        assert tokenizer.count_dropped([text]) == (len(text.replace(" ", "")), 0)
+
+
+def test_long_texts_are_measured_in_parts(tmp_path):
+    """About as many characters as are asked for, from all of the text: a second half of other letters is seen."""
+    tokenizer = bpe_of(tmp_path / "tokenizer")
+    lines = ["abc " * 20] * 2000 + ["xyz " * 20] * 2000
+    number, dropped = tokenizer.count_dropped(lines)
+    assert MEASURED / 2 < number <= 2 * MEASURED
+    assert dropped == pytest.approx(number / 2, rel=0.1)
+    assert tokenizer.count_dropped(["abcxyz" * MEASURED])[0] == MEASURED
+    assert tokenizer.count_dropped([]) == (0, 0)
+
+
+def test_a_text_that_the_library_refuses_is_one_line(tmp_path):
+    """A model of words whose unknown token is not in its vocabulary raises a bare Exception."""
+    tokenizer = load_tokenizer(word_level_directory(tmp_path / "words", ["one", "two"], absent=["[UNK]"]))
+    assert tokenizer.encode("one two") == ["one", "two"]
+    for call in (tokenizer.encode, tokenizer.encode_with_offsets, lambda text: tokenizer.count_dropped([text])):
+        with pytest.raises(UserError, match=r"cannot encode all text .*: give one with a token for what"):
+            call("one three")
+
+
+@pytest.mark.parametrize("kind", ["cased", "wordpiece", "unigram", "spaces"])
+def test_characters_without_a_piece_are_counted(kind, tmp_path):
+    """By hand; WordPiece makes an unknown piece of a whole word, the others of a run of such characters."""
+    tokenizer = small_tokenizer_of_kind(tmp_path, kind)
+    counts = tokenizer.count_unknown(["bake 中国中 limo", "", "ba中ke ☃ nu", "bake limo"])
+    assert counts == {"中": 3, "国": 1, "☃": 1}
+
+
+def test_words_without_a_piece_are_counted(tmp_path):
+    tokenizer = load_tokenizer(word_level_directory(tmp_path / "words", ["one", "two"]))
+    assert tokenizer.count_unknown(["one three two", "four three"]) == {"three": 2, "four": 1}
+
+
+@pytest.fixture(scope="module")
+def library() -> Tokenizer:
+    """A token a word, without special tokens."""
+    tokenizer = Tokenizer(models.WordLevel({"x": 0, "y": 1}, unk_token="x"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return tokenizer
+
+
+def test_lengths_are_those_of_longest_first(library):
+    for first, second, limit in itertools.product(range(1, 9), range(1, 9), range(1, 17)):
+        library.enable_truncation(limit, strategy="longest_first")
+        ids = library.encode(" ".join("x" * first), " ".join("y" * second)).ids
+        assert kept_lengths([first, second], limit) == [ids.count(0), ids.count(1)], (first, second, limit)
+    for length in range(1, 9):
+        library.enable_truncation(5, strategy="longest_first")
+        assert kept_lengths([length], 5) == [len(library.encode(" ".join("x" * length)).ids)]
