@@ -128,7 +128,7 @@ def look_at(path: Path) -> tuple[str, list[str]]:
     if not path.exists():
         problem = "no such file"
     elif not path.is_file():  # opening a pipe would wait for its writer
-        problem = "is not a file"
+        problem = "is not a file: save its content to one, because it is read more than once"
     elif not os.access(path, os.R_OK):
         problem = "cannot be read: permission denied"
     elif path.stat().st_size == 0:

@@ -45,7 +45,7 @@ def test_help_of_a_subcommand_states_each_default(subcommand, defaults, capsys, 
     lines = capsys.readouterr().out.splitlines()
     for flag, default in defaults.items():
         assert next(line for line in lines if line.strip().startswith(flag)).endswith(f"(default: {default})")
-    undocumented = [line for line in lines if line.strip().startswith("--") and "(default: " not in line]
+    undocumented = [line for line in lines if line.startswith("  --") and "(default: " not in line]
     assert [line.split()[0] for line in undocumented] == {
         "inspect": ["--file", "--attention"],
         "report": ["--probe"],  # its help is on the next line, like that of --attention
