@@ -48,7 +48,7 @@ def test_help_of_a_subcommand_states_each_default(subcommand, defaults, capsys, 
     undocumented = [line for line in lines if line.startswith("  --") and "(default: " not in line]
     assert [line.split()[0] for line in undocumented] == {
         "inspect": ["--file", "--attention"],
-        "report": ["--probe"],  # its help is on the next line, like that of --attention
+        "report": ["--probe", "--over"],  # the help of these is on the next line, like that of --attention
     }.get(subcommand, [])
 
 
