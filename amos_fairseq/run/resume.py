@@ -351,7 +351,7 @@ def check_parts(path: str, header: dict[str, Any], cfg: Any) -> None:
         whole_number(position.get("version", 1))
         if not (starts_anew or cfg.reset_dataloader):
             whole_number(position.get("iterations_in_epoch"))
-            for name in (name for name in position if name.startswith("blocks_")):
+            for name in (name for name in position if name.startswith(("blocks_", "phase"))):
                 whole_number(position[name])
     # Damaged meters raise any of these.
     except (TypeError, ValueError, LookupError, AttributeError, AssertionError, ArithmeticError, RuntimeError) as error:

@@ -154,6 +154,13 @@ def test_a_phase_needs_a_whole_update_in_an_epoch() -> None:
         Reader(update_freq=32)
 
 
+def test_a_phase_does_not_begin_where_no_update_of_it_is_left() -> None:
+    """The second phase is due; its updates are two blocks of 11 tokens, the second one perhaps shorter."""
+    reader = Reader(BORDERS[0] - 1)
+    reader.update += 1
+    assert [reader.iterator.phase_after(NUM_TOKENS - left) for left in (22, 12, 11)] == [1, 1, 0]
+
+
 def test_phases_follow_their_shares() -> None:
     """By hand, with a border that is no whole number."""
     assert [phase_at(PHASES, update, END) for update in (0, 12, 13, 24, 25, 30, 31, 39, 40)] == [

@@ -185,7 +185,12 @@ METERS = [(10, "loss", "AverageMeter", AVERAGE), (20, "wall", "TimeMeter", {"ini
         ),
         *(
             ({"extra_state": {"train_iterator": POSITION | {name: value}}}, str(value))
-            for name, value in (("epoch", "2"), ("iterations_in_epoch", -1), ("blocks_in_epoch", 1.5))
+            for name, value in (
+                ("epoch", "2"),
+                ("iterations_in_epoch", -1),
+                ("blocks_in_epoch", 1.5),
+                ("phase_start", "2"),
+            )
         ),
     ],
 )
