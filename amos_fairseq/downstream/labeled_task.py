@@ -8,14 +8,17 @@ from typing import Any, List  # noqa: UP035 (fairseq reads the types of config c
 
 import numpy as np
 import torch
+from fairseq import metrics
 from fairseq.criterions import FairseqCriterion
 from fairseq.data import Dictionary, FairseqDataset
 from fairseq.dataclass import FairseqDataclass
 from omegaconf import II, OmegaConf
 
 from amos_fairseq.checkpoints.read import LoadedCheckpoint
+from amos_fairseq.criterions.pretraining import mean
 from amos_fairseq.data.block_iterator import similar_lengths
 from amos_fairseq.data.seeding import EpochOrder, Purpose, keyed_generator
+from amos_fairseq.data.vocabulary import Vocabulary
 from amos_fairseq.downstream.results import content_sha256
 from amos_fairseq.errors import UserError
 from amos_fairseq.models.fine_tuning import TEXT_HEAD, FineTunedModel
@@ -104,6 +107,27 @@ class LabeledCriterion(FairseqCriterion):
         return True
 
 
+def log_means(logging_outputs: list[dict[str, Any]], *keys: str) -> dict[str, Any]:
+    """Return the sums over all ranks and accumulated batches; log those of ``keys``, by ``sample_size``, without a first _."""
+    totals = {key: sum(log.get(key, 0) for log in logging_outputs) for key in logging_outputs[0]}
+    count = float(totals["sample_size"])
+    for key in keys:
+        if key in totals:
+            metrics.log_scalar(key.removeprefix("_"), mean(totals[key], count), count, round=4)
+    return totals
+
+
+def open_vocabulary(
+    directories: Sequence[Path], tokenizer: str | None = None, separator: int | None = None
+) -> tuple[Vocabulary, Dictionary]:
+    """Return the vocabulary of folders with a ``dict.txt``, and its dictionary; refuse another ``--separator-token``."""
+    vocabulary = Vocabulary.of_corpus(list(directories), tokenizer)
+    dictionary = vocabulary.load_dictionary()
+    if separator not in (None, dictionary.eos()):
+        raise UserError(f"--separator-token {separator} is not </s>: give {dictionary.eos()}, or leave it out")
+    return vocabulary, dictionary
+
+
 def prepared_directories(cfg: Any, kind: str, several: bool = True) -> list[Path]:
     """Return the directories in ``cfg.data``, with ``several`` separated by ``:``; refuse a missing one."""
     if OmegaConf.is_missing(cfg, "data"):
@@ -120,12 +144,12 @@ class LabeledSequences(EpochOrder, FairseqDataset):
     the items, which have at least ``id`` and ``tokens``."""
 
     sizes: np.ndarray
+    bos, pad, eos = Dictionary().bos(), Dictionary().pad(), Dictionary().eos()  # of all dictionaries
 
-    def __init__(self, directory: Path, split: str, dictionary: Dictionary, seed: int, training: bool) -> None:
+    def __init__(self, directory: Path, split: str, seed: int, training: bool) -> None:
         super().__init__()
         self.directory, self.source = directory, f"{directory}/{split}"
         self.seed, self.training, self.epoch = seed, training, 1
-        self.bos, self.pad, self.eos = dictionary.bos(), dictionary.pad(), dictionary.eos()
 
     def __len__(self) -> int:
         return len(self.sizes)

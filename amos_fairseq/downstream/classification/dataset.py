@@ -195,7 +195,6 @@ class LabeledTexts(LabeledSequences):
         directory: Path,
         split: str,
         record: dict[str, Any],
-        dictionary: Dictionary,
         max_tokens: int,
         separator: int | None = None,
         seed: int = 0,
@@ -203,7 +202,7 @@ class LabeledTexts(LabeledSequences):
         max_rows: int | None = None,
         teacher: np.ndarray | None = None,
     ) -> None:
-        super().__init__(directory, split, dictionary, seed, training)
+        super().__init__(directory, split, seed, training)
         check_texts(directory, split)
         self._rows = open_texts(directory, split, max_tokens, separator)
         targets = read_targets(directory, split, record)

@@ -18,7 +18,6 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, mse_loss
 
 from amos_fairseq.compat.patching import Patch, apply_patches
-from amos_fairseq.criterions.pretraining import mean
 from amos_fairseq.data.vocabulary import Vocabulary
 from amos_fairseq.downstream.classification.dataset import (
     UNKNOWN_CLASS,
@@ -36,7 +35,14 @@ from amos_fairseq.downstream.classification.scores import (
     predictions_of,
     text_scores,
 )
-from amos_fairseq.downstream.labeled_task import LabeledCriterion, LabeledTask, LabeledTaskConfig, prepared_directories
+from amos_fairseq.downstream.labeled_task import (
+    LabeledCriterion,
+    LabeledTask,
+    LabeledTaskConfig,
+    log_means,
+    open_vocabulary,
+    prepared_directories,
+)
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import TOKENIZER_DIRECTORY
 from amos_fairseq.models.fine_tuning import TEXT_HEAD, TextModel
@@ -115,7 +121,6 @@ class TextClassificationTask(LabeledTask):
             directory,
             split,
             record,
-            self.dictionary,
             self.cfg.tokens_per_text,
             self.cfg.separator_token,
             seed=self.cfg.seed,
@@ -141,11 +146,7 @@ def vocabulary_of(directories: Sequence[Path], separator: int | None) -> tuple[V
     first = directories[0]
     tokenizers = [folder / TOKENIZER_DIRECTORY for folder in (first, first.absolute().parent)]
     tokenizer = next((str(folder) for folder in tokenizers if folder.is_dir()), None)
-    vocabulary = Vocabulary.of_corpus([directory / "input0" for directory in directories], tokenizer)
-    dictionary = vocabulary.load_dictionary()
-    if separator not in (None, dictionary.eos()):
-        raise UserError(f"--separator-token {separator} is not </s>: give {dictionary.eos()}, or leave it out")
-    return vocabulary, dictionary
+    return open_vocabulary([directory / "input0" for directory in directories], tokenizer, separator)
 
 
 def parse_gold_weight(cfg: TextClassificationConfig) -> float | None:
@@ -249,23 +250,13 @@ class TextClassificationCriterion(LabeledCriterion):
     @staticmethod
     def reduce_metrics(logging_outputs: list[dict[str, Any]]) -> None:
         """Log the mean loss over all ranks and accumulated batches and, in validation, the scores of all rows so far."""
-        totals = sum_logs(logging_outputs)
+        totals = log_means(logging_outputs, "loss", "_gold_weight")
         for kind in SCORES:
             if (key := f"_{kind}") in totals:
                 metrics.log_scalar_sum(key, totals[key].cpu())
                 scores = scores_of(key, kind)
                 for name in SCORES[kind]:
                     metrics.log_derived(name, lambda meters, name=name, scores=scores: round(scores(meters)[name], 4))
-
-
-def sum_logs(logging_outputs: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the sums of all ranks and accumulated batches, and log the mean ``loss`` and, with teachers, ``gold_weight``."""
-    totals = {key: sum(log[key] for log in logging_outputs) for key in logging_outputs[0]}
-    num_rows = float(totals["sample_size"])
-    metrics.log_scalar("loss", mean(totals["loss"], num_rows), num_rows, round=4)
-    if "_gold_weight" in totals:
-        metrics.log_scalar("gold_weight", mean(totals["_gold_weight"], num_rows), num_rows, round=4)
-    return totals
 
 
 def sum_to_score(kind: str, logits: Tensor, rows: Mapping[str, Any]) -> Tensor:

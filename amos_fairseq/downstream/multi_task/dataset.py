@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from fairseq.data import Dictionary
 from torch import Tensor
 
 from amos_fairseq.data.seeding import Purpose, keyed_generator
@@ -53,13 +52,12 @@ class MixedTasks(LabeledSequences):
         self,
         tasks: Mapping[str, LabeledTexts | TaggedSentences],
         split: str,
-        dictionary: Dictionary,
         seed: int,
         training: bool,
         exponent: float = SAMPLING_EXPONENT,
     ) -> None:
         directory = next(iter(tasks.values())).directory
-        super().__init__(directory, split, dictionary, seed, training)
+        super().__init__(directory, split, seed, training)
         self.source = ", ".join(rows.source for rows in tasks.values())
         self.tasks = dict(tasks)
         self.starts = np.cumsum([0, *map(len, tasks.values())])[:-1]

@@ -23,12 +23,11 @@ from amos_fairseq.downstream.classification.task import (
     TextClassificationTask,
     read_teacher,
     scores_of,
-    sum_logs,
     sum_to_score,
     text_loss,
     vocabulary_of,
 )
-from amos_fairseq.downstream.labeled_task import LabeledCriterion, prepared_directories
+from amos_fairseq.downstream.labeled_task import LabeledCriterion, log_means, prepared_directories
 from amos_fairseq.downstream.multi_task.dataset import SAMPLING_EXPONENT, MixedTasks
 from amos_fairseq.errors import UserError
 from amos_fairseq.models.fine_tuning import TextModel
@@ -137,7 +136,7 @@ class MultiTask(TextClassificationTask):
             for name, task in self.text_tasks.items()
         }
         order = (self.cfg.seed, training, self.cfg.sampling_exponent)
-        self.datasets[split] = MixedTasks(tasks, split, self.dictionary, *order)
+        self.datasets[split] = MixedTasks(tasks, split, *order)
 
     def _read_teachers(self, split: str) -> dict[str, np.ndarray]:
         """Divide the array of predictions, [rows, outputs] of one task after the other in one dimension."""
@@ -191,7 +190,7 @@ class MultiTaskCriterion(LabeledCriterion):
     def reduce_metrics(logging_outputs: list[dict[str, Any]]) -> None:
         """Log the mean loss of all rows and of each task's and, in validation, the scores of all rows so far."""
         scores: dict[str, Callable[[Any], float]] = {}
-        totals = sum_logs(logging_outputs)
+        totals = log_means(logging_outputs, "loss", "_gold_weight")
         for key, total in totals.items():
             if key.startswith(LOSS):
                 count = float(totals[f"{ROWS}{key.removeprefix(LOSS)}"])

@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from fairseq import metrics
 from fairseq.criterions import register_criterion
-from fairseq.data import Dictionary
 from fairseq.tasks import register_task
 from omegaconf import MISSING
 from torch import Tensor
@@ -37,10 +36,8 @@ from amos_fairseq.setting_checks import setting
 class ParsedSentences(TaggedSentences):
     """The sentences of a split with their trees. Words whose head is cut are not trained on."""
 
-    def __init__(
-        self, directory: Path, split: str, dictionary: Dictionary, num_relations: int, max_tokens: int, **options: Any
-    ) -> None:
-        super().__init__(directory, split, dictionary, num_relations, max_tokens, **options)
+    def __init__(self, directory: Path, split: str, num_relations: int, max_tokens: int, **options: Any) -> None:
+        super().__init__(directory, split, num_relations, max_tokens, **options)
         self.num_relations = num_relations
         self._heads = open_lines(f"{self.source}.{HEAD}", "give OUT/data/parsing of amos parse")
         if not np.array_equal(self._heads.sizes, self._labels.sizes) or any(

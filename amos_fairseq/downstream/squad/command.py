@@ -13,11 +13,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from fairseq.data import Dictionary
 from fairseq.models import BaseFairseqModel
 
 from amos_fairseq.checkpoints.read import load_checkpoint
-from amos_fairseq.data.vocabulary import Vocabulary
 from amos_fairseq.downstream.benchmark import Benchmark, BenchmarkTask, TaskRun, batches
 from amos_fairseq.downstream.results import Baselines, RunResult, Summaries, content_sha256
 from amos_fairseq.downstream.runner import run_and_print
@@ -104,13 +102,12 @@ def open_squad(session: Session, data: Path, settings: SquadSettings) -> "Squad"
     score_by = settings.score_by or fitting_units(SquadSplit(data, "valid").texts)
     settings = dataclasses.replace(settings, windows=windows, score_by=score_by)
     session.checkpoint.check_tokenizer(data / "tokenizer")
-    dictionary = Vocabulary.of_corpus([data], None).load_dictionary()
     name = task_name(manifest["splits"]["valid"]["impossible"] > 0)
-    examples = SquadWindowDataset(SquadSplit(data, "train"), dictionary, limits=windows, training=True)
+    examples = SquadWindowDataset(SquadSplit(data, "train"), limits=windows, training=True)
     sha256 = content_sha256([manifest, settings.as_dict()])
     notes = [*data_notes(name, manifest), *([f"{name}: {OF_CHARACTERS}"] if score_by == "characters" else [])]
     task = BenchmarkTask(name, len(examples), "f1", sha256, trials, tuple(notes))
-    return Squad(session, data, {name: task}, settings, dictionary)
+    return Squad(session, data, {name: task}, settings)
 
 
 @dataclass
@@ -119,7 +116,6 @@ class Squad(Benchmark):
     data: Path
     tasks: dict[str, BenchmarkTask]
     settings: SquadSettings
-    dictionary: Dictionary
 
     name = "squad"
     title = "SQuAD dev"
@@ -135,7 +131,7 @@ class Squad(Benchmark):
 
     def evaluate(self, task: str, checkpoint: Path, device: str, stop: threading.Event) -> dict[str, float]:
         split = SquadSplit(self.data, "valid")
-        windows = SquadWindowDataset(split, self.dictionary, limits=self.settings.windows)
+        windows = SquadWindowDataset(split, limits=self.settings.windows)
         decoded = predict_answers(load_checkpoint(checkpoint).model, windows, device, self.settings, stop)
         return write_answers(checkpoint.parent, split, decoded, self.settings.score_by)
 

@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from fairseq.data import Dictionary
 
 from amos_fairseq.data.corpus import check_prepared, open_lines
 from amos_fairseq.downstream.labeled_task import LabeledSequences
@@ -136,10 +135,8 @@ class SquadWindowDataset(LabeledSequences):
     other window is 0 and 0, the position of ``<s>``.
     """
 
-    def __init__(
-        self, split: SquadSplit, dictionary: Dictionary, *, limits: WindowLimits, seed: int = 0, training: bool = False
-    ) -> None:
-        super().__init__(split.directory, split.split, dictionary, seed, training)
+    def __init__(self, split: SquadSplit, *, limits: WindowLimits, seed: int = 0, training: bool = False) -> None:
+        super().__init__(split.directory, split.split, seed, training)
         if limits.tokens < limits.question + limits.num_special + 1:
             beside = f"--max-question-length {limits.question} and {limits.num_special} special tokens"
             raise UserError(f"--tokens-per-window {limits.tokens} leaves no room for a context beside {beside}")

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
 import torch
-from fairseq import metrics
 from fairseq.criterions import register_criterion
 from fairseq.dataclass import ChoiceEnum
 from fairseq.tasks import register_task
@@ -20,11 +19,15 @@ from omegaconf import MISSING
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
-from amos_fairseq.criterions.pretraining import mean
-from amos_fairseq.data.vocabulary import Vocabulary
-from amos_fairseq.downstream.labeled_task import LabeledCriterion, LabeledTask, LabeledTaskConfig, prepared_directories
+from amos_fairseq.downstream.labeled_task import (
+    LabeledCriterion,
+    LabeledTask,
+    LabeledTaskConfig,
+    log_means,
+    open_vocabulary,
+    prepared_directories,
+)
 from amos_fairseq.downstream.squad.dataset import SquadSplit, SquadWindowDataset, WindowLimits, read_squad_manifest
-from amos_fairseq.errors import UserError
 from amos_fairseq.functional.positions import gather_positions
 from amos_fairseq.models.configuration import make_transform
 from amos_fairseq.models.fine_tuning import FineTunedModel, reads_heads
@@ -244,11 +247,7 @@ class SquadTask(LabeledTask):
     def setup_task(cls, cfg: SquadConfig, **kwargs: Any) -> "SquadTask":
         (directory,) = prepared_directories(cfg, "squad", several=False)
         read_squad_manifest(directory)
-        vocabulary = Vocabulary.of_corpus([directory], None)
-        dictionary = vocabulary.load_dictionary()
-        if cfg.separator_token not in (None, dictionary.eos()):
-            raise UserError(f"--separator-token {cfg.separator_token} is not </s>: give {dictionary.eos()}, or none")
-        return cls(cfg, vocabulary, dictionary)
+        return cls(cfg, *open_vocabulary([directory], separator=cfg.separator_token))
 
     def add_head(self, model: SpanModel) -> None:
         model.register_span_head(str(self.cfg.span_head))
@@ -258,7 +257,7 @@ class SquadTask(LabeledTask):
         num_separators = 1 if cfg.separator_token is None else 2
         limits = WindowLimits(cfg.tokens_per_window, cfg.doc_stride, cfg.max_question_length, num_separators)
         training = split == cfg.train_subset
-        dataset = SquadWindowDataset(data, self.dictionary, limits=limits, seed=cfg.seed, training=training)
+        dataset = SquadWindowDataset(data, limits=limits, seed=cfg.seed, training=training)
         longest = dataset.sizes.max()
         logger.info(f"{dataset.source}: {len(data)} questions, {len(dataset)} windows of up to {longest} tokens")
         self.datasets[split] = dataset
@@ -307,8 +306,5 @@ class SquadCriterion(LabeledCriterion):
     @staticmethod
     def reduce_metrics(logging_outputs: list[dict[str, Any]]) -> None:
         """Log means over the windows of all ranks and accumulated batches."""
-        totals = {key: sum(log[key] for log in logging_outputs) for key in logging_outputs[0]}
-        count = float(totals["sample_size"])
-        for key in totals:
-            if key not in ("ntokens", "nsentences", "sample_size"):
-                metrics.log_scalar(key, mean(totals[key], count), count, round=4)
+        counts = ("ntokens", "nsentences", "sample_size")
+        log_means(logging_outputs, *(key for key in logging_outputs[0] if key not in counts))

@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from fairseq.data import Dictionary
 from fairseq.models import BaseFairseqModel
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
@@ -80,14 +79,14 @@ class ColumnData:
         cls, session: Session, column: Column, with_views: bool, data_set: type[TaggedSentences] = TaggedSentences
     ) -> "ColumnData":
         session.checkpoint.check_tokenizer(column.directory / "tokenizer")
-        dictionary, max_tokens = Dictionary(), session.checkpoint.max_positions  # all have the same special tokens
+        max_tokens = session.checkpoint.max_positions
         train, dev = (
-            data_set(column.directory, split, dictionary, len(column.labels), max_tokens, training=split == "train")
+            data_set(column.directory, split, len(column.labels), max_tokens, training=split == "train")
             for split in ("train", "valid")
         )
         unlabeled = None
         if with_views and column.has_unlabeled:
-            unlabeled = WordSequences(column.directory, UNLABELED, dictionary, max_tokens, training=True)
+            unlabeled = WordSequences(column.directory, UNLABELED, max_tokens, training=True)
         words = column.read_words("valid")
         if list(map(len, words)) != [len(dev.labels(index)) for index in range(len(dev))]:
             problem = f"{column.directory}: valid.words.jsonl does not belong to the labels"

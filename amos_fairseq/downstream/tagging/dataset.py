@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from fairseq.data import Dictionary
 from torch.nn.utils.rnn import pad_sequence
 
 from amos_fairseq.data.corpus import check_prepared, open_lines
@@ -144,12 +143,11 @@ class WordSequences(LabeledSequences):
         self,
         directory: Path,
         split: str,
-        dictionary: Dictionary,
         max_tokens: int,
         seed: int = 0,
         training: bool = False,
     ) -> None:
-        super().__init__(directory, split, dictionary, seed, training)
+        super().__init__(directory, split, seed, training)
         if max_tokens <= NUM_SPECIAL:
             raise UserError(f"--tokens-per-sentence {max_tokens} leaves no room for a word: raise it")
         check_prepared(directory, MANIFEST, split)
@@ -217,10 +215,8 @@ def pad_words(rows: Sequence[torch.Tensor], value: int) -> torch.Tensor:
 
 
 class TaggedSentences(WordSequences):
-    def __init__(
-        self, directory: Path, split: str, dictionary: Dictionary, num_labels: int, max_tokens: int, **options: Any
-    ) -> None:
-        super().__init__(directory, split, dictionary, max_tokens, **options)
+    def __init__(self, directory: Path, split: str, num_labels: int, max_tokens: int, **options: Any) -> None:
+        super().__init__(directory, split, max_tokens, **options)
         self._labels = open_lines(f"{self.source}.label", _HINT)
         if not np.array_equal(self._labels.sizes, self._starts.sizes) or any(
             len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < num_labels for ids in self._labels

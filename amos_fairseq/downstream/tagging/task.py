@@ -18,11 +18,17 @@ from omegaconf import II, MISSING
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from amos_fairseq.criterions.pretraining import mean
 from amos_fairseq.data.vocabulary import Vocabulary
 from amos_fairseq.downstream.classification.dataset import TASK_FOLDER
 from amos_fairseq.downstream.classification.scores import AVERAGE
-from amos_fairseq.downstream.labeled_task import LabeledCriterion, LabeledTask, LabeledTaskConfig, prepared_directories
+from amos_fairseq.downstream.labeled_task import (
+    LabeledCriterion,
+    LabeledTask,
+    LabeledTaskConfig,
+    log_means,
+    open_vocabulary,
+    prepared_directories,
+)
 from amos_fairseq.downstream.multi_task.dataset import SAMPLING_EXPONENT, MixedSentences
 from amos_fairseq.downstream.tagging.dataset import (
     NO_LABEL,
@@ -110,8 +116,7 @@ class SequenceTaggingTask(LabeledTask):
             if head in columns:
                 raise UserError(f"{column.directory} and {columns[head].directory} are both the column {column.name}")
             columns[head] = column
-        vocabulary = Vocabulary.of_corpus([column.directory for column in columns.values()], None)
-        return cls(cfg, vocabulary, vocabulary.load_dictionary(), columns)
+        return cls(cfg, *open_vocabulary([column.directory for column in columns.values()]), columns)
 
     @staticmethod
     def head_name(column: Column) -> str:
@@ -135,20 +140,20 @@ class SequenceTaggingTask(LabeledTask):
             (dataset,) = of_columns.values()
         else:
             order = (self.cfg.seed, training, self.cfg.sampling_exponent)
-            dataset = MixedSentences(of_columns, split, self.dictionary, *order)
+            dataset = MixedSentences(of_columns, split, *order)
         if training and self.views:
             dataset = WithUnlabeled(dataset, self._unlabeled(), self.cfg.seed)
         self.datasets[split] = dataset
 
     def _sentences(self, column: Column, split: str, training: bool) -> TaggedSentences:
         settings = {"max_tokens": self.cfg.tokens_per_sentence, "seed": self.cfg.seed, "training": training}
-        dataset = self.data_set(column.directory, split, self.dictionary, len(column.labels), **settings)
+        dataset = self.data_set(column.directory, split, len(column.labels), **settings)
         logger.info(f"{dataset.source}: {dataset.describe()}")
         return dataset
 
     def _unlabeled(self) -> list[WordSequences]:
         datasets = [
-            WordSequences(column.directory, UNLABELED, self.dictionary, self.cfg.tokens_per_sentence, training=True)
+            WordSequences(column.directory, UNLABELED, self.cfg.tokens_per_sentence, training=True)
             for column in self.columns.values()
             if column.has_unlabeled
         ]
@@ -266,9 +271,7 @@ class SequenceTaggingCriterion(LabeledCriterion):
 
 def log_loss(logging_outputs: list[dict[str, Any]]) -> dict[str, float]:
     """Return the sums over all ranks and accumulated batches; log the mean loss of words, and those of views."""
-    totals = {key: float(sum(log.get(key, 0) for log in logging_outputs)) for key in logging_outputs[0]}
-    num_words = totals["sample_size"]
-    metrics.log_scalar("loss", mean(totals["loss"], num_words), num_words, round=4)
+    totals = {key: float(total) for key, total in log_means(logging_outputs, "loss").items()}
     log_cross_views(totals)
     return totals
 

@@ -86,7 +86,7 @@ def test_classes_with_all_that_is_counted(tmp_path):
         assert note in record["notes"]
     tokenizer = small_tokenizer()
     dictionary = Dictionary.load(str(directory / "tokenizer" / "dict.txt"))
-    rows = LabeledTexts(directory, "valid", record, dictionary, 30)
+    rows = LabeledTexts(directory, "valid", record, 30)
     expected = [dictionary.index(piece) for piece in tokenizer.encode("new line .")]
     assert rows[2]["tokens"].tolist() == [0, *expected, 2]
 

@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from fairseq.data import Dictionary
 
 from amos_fairseq.downstream.multi_task.dataset import MixedTasks, rows_per_epoch
 from amos_fairseq.errors import UserError
@@ -32,7 +31,7 @@ class Rows:
 
 def mixed(*counts: int, seed: int = 1, training: bool = True) -> MixedTasks:
     tasks = {f"task{number}": Rows(number, count) for number, count in enumerate(counts)}
-    return MixedTasks(tasks, "train", Dictionary(), seed, training)
+    return MixedTasks(tasks, "train", seed, training)
 
 
 def test_rows_of_an_epoch_by_hand() -> None:

@@ -156,11 +156,11 @@ def test_a_batch_with_words_that_are_cut(tmp_path: Path):
             for row in own:
                 file.add_line(row)
     (tmp_path / "tagging.json").write_text("{}")
-    sentences = ParsedSentences(tmp_path, "valid", dictionary, 3, max_tokens=4)
+    sentences = ParsedSentences(tmp_path, "valid", 3, max_tokens=4)
     batch = sentences.collater([sentences[0], sentences[1]])
     # The first word depends on the second: 2 * 3 + 1. The head of the second is cut.
     assert batch["target"].tolist() == [[7, NO_LABEL], [NO_LABEL, NO_LABEL]]
     assert (batch["nwords"], batch["all_words"]) == (1, 5)
     assert batch["net_input"]["word_positions"].tolist() == [[1, 2], [0, 0]]
-    whole = ParsedSentences(tmp_path, "valid", dictionary, 3, max_tokens=9)
+    whole = ParsedSentences(tmp_path, "valid", 3, max_tokens=9)
     assert whole.collater([whole[0]])["target"].tolist() == [[2 * 3 + 1, 3 * 3, 2]]

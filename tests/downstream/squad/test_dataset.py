@@ -67,7 +67,7 @@ def dictionary(data):
 def test_every_window_holds_question_and_context(data, dictionary, num_separators):
     """Tokens, labels and mask of each window, rebuilt from the files one token at a time."""
     split = SquadSplit(data, "valid")
-    windows = SquadWindowDataset(split, dictionary, limits=LIMITS._replace(num_separators=num_separators))
+    windows = SquadWindowDataset(split, limits=LIMITS._replace(num_separators=num_separators))
     index = 0
     for number, example in enumerate(split.examples):
         question = split.questions[number].tolist()[:8]
@@ -92,7 +92,7 @@ def test_every_window_holds_question_and_context(data, dictionary, num_separator
 
 
 def test_batches_pad_and_mask(data, dictionary):
-    windows = SquadWindowDataset(SquadSplit(data, "valid"), dictionary, limits=LIMITS)
+    windows = SquadWindowDataset(SquadSplit(data, "valid"), limits=LIMITS)
     shortest, longest = int(np.argmin(windows.sizes)), int(np.argmax(windows.sizes))
     assert windows.sizes[shortest] < windows.sizes[longest]
     batch = windows.collater([windows[shortest], windows[longest]])
@@ -112,7 +112,7 @@ def test_batches_pad_and_mask(data, dictionary):
 
 def test_training_omits_questions_with_wrong_answers(data, dictionary):
     split = SquadSplit(data, "train")
-    training = SquadWindowDataset(split, dictionary, limits=LIMITS, training=True)
+    training = SquadWindowDataset(split, limits=LIMITS, training=True)
     asked = {training.window(index).example for index in range(len(training))}
     assert split.examples[0].answers
     assert not split.examples[0].spans

@@ -5,7 +5,6 @@ import json
 import numpy as np
 import pytest
 import torch
-from fairseq.data import Dictionary
 from fairseq.data.indexed_dataset import MMapIndexedDatasetBuilder
 
 from amos_fairseq.downstream.tagging.dataset import NO_LABEL, Column, TaggedSentences, read_labels, write_labels
@@ -36,7 +35,7 @@ def write_files(directory, num_behind: int = 0):
 
 
 def load(directory, max_tokens: int, **settings) -> TaggedSentences:
-    return TaggedSentences(directory, "train", Dictionary(), NUM_LABELS, max_tokens, **settings)
+    return TaggedSentences(directory, "train", NUM_LABELS, max_tokens, **settings)
 
 
 # Tokens -> the words that remain, counted by hand: pieces and two special tokens.
@@ -94,7 +93,7 @@ def test_files_that_are_missing_or_foreign_are_refused(directory, tmp_path):
     with pytest.raises(UserError, match="leaves no room"):
         load(directory, 2)
     with pytest.raises(UserError, match="the files do not belong together"):
-        TaggedSentences(write_files(tmp_path), "train", Dictionary(), NUM_LABELS - 1, 9)
+        TaggedSentences(write_files(tmp_path), "train", NUM_LABELS - 1, 9)
     builder = MMapIndexedDatasetBuilder(str(tmp_path / "train.label.bin"), dtype=np.int32)
     for _, labels in SENTENCES:  # the second sentence has another word
         builder.add_item(torch.tensor([*labels, 0] if labels == [1] else labels))

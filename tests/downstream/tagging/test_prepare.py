@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 from failures import error_line, harm_last_byte
-from fairseq.data import Dictionary
 from fairseq.data.indexed_dataset import MMapIndexedDataset
 from preparing import prepare
 from synthetic_tagging import make_sentences, prepare_tagging, write_columns, write_conllu
@@ -66,12 +65,11 @@ def test_a_changed_file_is_refused_at_opening(data, tmp_path):
     """The other split is read as before."""
     copy = tmp_path / "data"
     shutil.copytree(data, copy)
-    dictionary = Dictionary.load(str(data / "dict.txt"))
-    assert len(TaggedSentences(copy, "valid", dictionary, 3, 64))
+    assert len(TaggedSentences(copy, "valid", 3, 64))
     harm_last_byte(copy / "valid.label.bin")
     with pytest.raises(UserError, match=r"valid\.label\.bin is not the file that amos prepare wrote"):
-        TaggedSentences(copy, "valid", dictionary, 3, 64)
-    assert len(TaggedSentences(copy, "train", dictionary, 3, 64))
+        TaggedSentences(copy, "valid", 3, 64)
+    assert len(TaggedSentences(copy, "train", 3, 64))
 
 
 def test_conllu_and_other_columns(data, tmp_path):

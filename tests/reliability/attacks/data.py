@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import zstandard
-from fairseq.data import Dictionary
 from synthetic_tagging import prepare_tagging
 
 from amos_fairseq.downstream.tagging.dataset import TaggedSentences
@@ -19,7 +18,6 @@ from attacks.damage import damage
 def damaged_labels(place: Place, folder: Path, draw: random.Random) -> Iterator[tuple[str, str]]:
     """Damage prepared labels, which are then refused."""
     labels = prepare_tagging(place.folder / "data")
-    dictionary = Dictionary.load(str(labels / "dict.txt"))
     while True:
         path = draw.choice(
             sorted(path for suffix in ("bin", "idx", "jsonl") for path in labels.glob(f"valid.*.{suffix}"))
@@ -27,7 +25,7 @@ def damaged_labels(place: Place, folder: Path, draw: random.Random) -> Iterator[
         content = path.read_bytes()
         how, harm = damage(path, draw), ""
         try:
-            TaggedSentences(labels, "valid", dictionary, 3, 64)
+            TaggedSentences(labels, "valid", 3, 64)
             harm = "accepted" if path.read_bytes() != content else ""
         except UserError:
             pass
