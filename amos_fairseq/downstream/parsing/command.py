@@ -142,7 +142,7 @@ class Parsing(Benchmark):
         ``scores.json``, which are those of this file."""
         model, directory, dev = load_checkpoint(checkpoint).model, checkpoint.parent, self.dev
         sentences, gold = [dev[index] for index in range(len(dev))], self.gold_trees()
-        predicted = predict_trees(model, sentences, dev.pad, self.relations, device, stop)
+        predicted = predict_trees(model, sentences, self.relations, device, stop)
         trees = [with_cut_words(tree, len(words)) for tree, words in zip(predicted, gold, strict=True)]
         write_text(directory / PREDICTIONS, with_trees(read_text(self.data / "valid.conllu", "prepare again"), trees))
         scores = tree_scores(gold, trees)
@@ -188,7 +188,6 @@ class Parsing(Benchmark):
 def predict_trees(
     model: BaseFairseqModel,
     sentences: Sequence[Mapping[str, Tensor]],
-    pad: int,
     relations: Sequence[str],
     device: str,
     stop: threading.Event,
@@ -196,7 +195,7 @@ def predict_trees(
     """Predict head and relation of each word that is not cut, by sentence: the most probable tree with one root, where an edge
     has its most probable relation. The arguments are those of ``predict_words``."""
     predicted: list[list[Edge]] = [[] for _ in sentences]
-    for place, scores in predict_words(model, TREES, sentences, pad, device, stop):  # [W,1+padded W,R]
+    for place, scores in predict_words(model, TREES, sentences, device, stop):  # [W,1+padded W,R]
         if not len(scores):
             continue
         best = scores.flatten(1).log_softmax(-1).view_as(scores).max(-1)  # over relations, [W,1+padded W]
@@ -237,7 +236,7 @@ def parse_file(results: Path, file: Path, out: Path, device: str, stop: threadin
         cut += [len(ranges) - len(positions)] if len(positions) < len(ranges) else []
         tokens = torch.tensor([dictionary.bos(), *pieces[:room], dictionary.eos()])
         sentences.append({"tokens": tokens, "positions": torch.tensor(positions, dtype=torch.long)})
-    predicted = predict_trees(loaded.model, sentences, dictionary.pad(), relations, device, stop)
+    predicted = predict_trees(loaded.model, sentences, relations, device, stop)
     lengths = [len(sentence.words) for sentence in treebank.sentences]
     trees = [with_cut_words(tree, length) for tree, length in zip(predicted, lengths, strict=True)]
     with explain_write_errors(out, "permit writing, or give another name"):

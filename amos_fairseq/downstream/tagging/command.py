@@ -36,7 +36,7 @@ from amos_fairseq.downstream.results import (
 )
 from amos_fairseq.downstream.runner import run_and_print
 from amos_fairseq.downstream.session import Session, preparing, session_from
-from amos_fairseq.downstream.tagging.dataset import Column, TaggedSentences, WordSequences, pad_words
+from amos_fairseq.downstream.tagging.dataset import Column, TaggedSentences, WordSequences, columns_by_head, pad_words
 from amos_fairseq.downstream.tagging.prepare import WordSource, prepare_tagging_inside
 from amos_fairseq.downstream.tagging.schemes import OUTSIDE, main_score, scores
 from amos_fairseq.downstream.tagging.sentences import TASK_PREFIX, UNLABELED
@@ -138,14 +138,7 @@ def open_tagging(session: Session, data: Sequence[Path], exponent: float = SAMPL
     """
     if session.out in [directory.resolve() for directory in data]:
         raise UserError(f"--out {session.out} is the directory of the data, which has a tagging.json too: give another")
-    columns: dict[str, Column] = {}  # by head
-    for column in map(Column.of, map(usable_folder, data)):
-        if column.head in columns:
-            raise UserError(
-                f"--data: {column.directory} is another folder of the column {column.name}, or of one whose name differs in "
-                "signs alone: give one of them"
-            )
-        columns[column.head] = column
+    columns = columns_by_head(map(usable_folder, data))
     trials = word_trials(session, TAGGING_VIEWS, any(column.has_unlabeled for column in columns.values()))
     with_views = any(trial.views for trial in trials)
     opened = {column.name: ColumnData.open(session, column, with_views) for column in columns.values()}
@@ -297,7 +290,6 @@ def predict_words(
     model: BaseFairseqModel,
     head: str,
     sentences: Sequence[Mapping[str, Tensor]],
-    pad: int,
     device: str,
     stop: threading.Event,
 ) -> Iterator[tuple[int, Tensor]]:
@@ -316,7 +308,7 @@ def predict_words(
         positions = [sentences[place]["positions"] for place in batch]
         lengths = list(map(len, tokens))
         with torch.inference_mode():
-            padded = pad_sequence(tokens, batch_first=True, padding_value=pad).to(device)
+            padded = pad_sequence(tokens, batch_first=True, padding_value=WordSequences.pad).to(device)
             output = model(padded, word_positions=pad_words(positions, 0).to(device), lengths=lengths)
         for place, words, row in zip(batch, positions, output.logits[head], strict=True):
             yield place, row[: len(words)]
@@ -329,7 +321,7 @@ def predict_column(
     column, dev = data.column, data.dev
     sentences = [dev[index] for index in range(len(dev))]
     predicted: list[list[int]] = [[] for _ in sentences]
-    for index, logits in predict_words(model, column.head, sentences, dev.pad, device, stop):
+    for index, logits in predict_words(model, column.head, sentences, device, stop):
         predicted[index] = logits.argmax(-1).tolist()
     counts: Counter[str] = Counter()
     lines = []

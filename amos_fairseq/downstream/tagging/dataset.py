@@ -6,7 +6,7 @@ The files are those of :mod:`amos_fairseq.downstream.tagging.prepare`.
 import os
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -88,6 +88,20 @@ class Column:
             return words
 
         return read_json_lines(self.directory / f"{split}.words.jsonl", _HINT, words_in)
+
+
+def columns_by_head(
+    directories: Iterable[Path], head_name: Callable[[Column], str] = lambda column: column.head
+) -> dict[str, Column]:
+    """Return the columns of prepared directories; refuse two of one head."""
+    columns: dict[str, Column] = {}
+    for column in map(Column.of, directories):
+        head = head_name(column)
+        if head in columns:
+            both = f"{column.directory} is another folder of the column {columns[head].name}, as {columns[head].directory} is"
+            raise UserError(f"{both}, or their names differ in signs alone: give one of them")
+        columns[head] = column
+    return columns
 
 
 def word_head_name(column: str) -> str:

@@ -36,6 +36,7 @@ from amos_fairseq.downstream.tagging.dataset import (
     Column,
     TaggedSentences,
     WordSequences,
+    columns_by_head,
     write_labels,
 )
 from amos_fairseq.downstream.tagging.model import WordModel, WordOutput
@@ -110,12 +111,7 @@ class SequenceTaggingTask(LabeledTask):
 
     @classmethod
     def setup_task(cls, cfg: SequenceTaggingConfig, **kwargs: Any) -> "SequenceTaggingTask":
-        columns: dict[str, Column] = {}
-        for column in map(Column.of, prepared_directories(cfg, "tagging")):
-            head = cls.head_name(column)
-            if head in columns:
-                raise UserError(f"{column.directory} and {columns[head].directory} are both the column {column.name}")
-            columns[head] = column
+        columns = columns_by_head(prepared_directories(cfg, "tagging"), cls.head_name)
         return cls(cfg, *open_vocabulary([column.directory for column in columns.values()]), columns)
 
     @staticmethod

@@ -96,7 +96,7 @@ def test_nothing_is_computed_at_padding(data, packings):
     model(**batch["net_input"])
     assert [len(packing.slots) for packing in packings] == [sum(sentences.sizes[:5])]
     samples = [sentences[index] for index in range(len(sentences))]
-    list(predict_words(model, "ner_labels", samples, sentences.pad, "cpu", threading.Event()))
+    list(predict_words(model, "ner_labels", samples, "cpu", threading.Event()))
     assert len(packings) > 1
     assert all(packing is not None for packing in packings)
 

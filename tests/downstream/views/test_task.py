@@ -246,7 +246,7 @@ def test_several_columns_share_unlabeled_sentences(ner, pos):
     weight = (14 * means[0] + 40 * means[1]) / 54 / means[2]
     assert float(loss) == pytest.approx(labeled + weight * divergence, rel=1e-4)
     assert {key for key in log if key.startswith("_count_")} >= {"_count_words/pos", "_count_right_spans/ner"}
-    with pytest.raises(UserError, match="are both the column ner"):
+    with pytest.raises(UserError, match="is another folder of the column ner"):
         make_task(ner, ner)
     with pytest.raises(UserError, match="--views needs sentences without labels"):
         make_task(pos, views="full")
