@@ -138,6 +138,8 @@ class Benchmark(ABC):
         name: the word in the names of its files: ``OUT/NAME.md``, ``.csv``, ``.json``, ``.setup.json``.
         title, columns: of the default ``table``. A title names the data; :func:`run_benchmark` adds what ± means.
             ``columns``: score -> heading; scores that no task has are left out.
+        trained_as: fairseq's task and criterion.
+        section: of the recipe, where all results in OUT share one, whatever their tasks are.
         session: what all runs share.
         data: directory of the prepared data, with ``tokenizer/``.
         tasks: by name. OUT may hold results of several benchmarks, so that names must differ from those of others.
@@ -146,14 +148,16 @@ class Benchmark(ABC):
     name: str
     title: str
     columns: Mapping[str, str]
+    trained_as: str
+    section: str | None = None
     session: Session
     data: Path
     tasks: dict[str, BenchmarkTask]
 
     @abstractmethod
     def train_flags(self, run: TaskRun) -> list[str]:
-        """Return the run's arguments of ``fairseq-train``: data directory, task, criterion, and the score that selects
-        ``checkpoint_best.pt``. The runner adds model, optimizer, schedule, seed, device and SAVE_DIR."""
+        """Return the run's arguments of ``fairseq-train``: data directory, those of the task, and the score that selects
+        ``checkpoint_best.pt``. The runner adds task, model, optimizer, schedule, seed, device and SAVE_DIR."""
 
     @abstractmethod
     def evaluate(self, task: str, checkpoint: Path, device: str, stop: threading.Event) -> dict[str, float]:
@@ -176,7 +180,10 @@ class Benchmark(ABC):
 
     def setup(self) -> dict[str, Any]:
         """Return the settings that all results in OUT share."""
-        return self.session.setup(self.session.recipe.trials)
+        if self.section is None:
+            return self.session.setup(self.session.recipe.trials)
+        (trials,) = {task.trials for task in self.tasks.values()}
+        return self.session.setup({self.section: trials})
 
     def execute(self, execute_runs: Callable[[Sequence[TaskRun]], list[Failure]]) -> list[Failure]:
         """Execute the runs of all tasks. Override it to change the order, or to start runs from the results of others."""

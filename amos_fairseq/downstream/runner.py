@@ -202,6 +202,7 @@ def training_command(run: TaskRun, benchmark: Benchmark, device: str) -> list[st
     """Return the module and its arguments. Running it again continues from the run's own ``checkpoint_last.pt``."""
     session = benchmark.session
     command = ["fairseq_cli.train", *benchmark.train_flags(run), "--user-dir", str(PACKAGE)]
+    command += ["--task", benchmark.trained_as, "--criterion", benchmark.trained_as]
     command += session.checkpoint.model_flags()
     command += run.hyperparameters.train_flags(run.schedule)
     if run.finetune_from is not None:

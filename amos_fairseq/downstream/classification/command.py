@@ -240,7 +240,7 @@ class TextBenchmark(Benchmark):
     prepared: Mapping[str, TextData]
     tasks: dict[str, BenchmarkTask]
 
-    trained_as = "text_classification"  # fairseq's task and criterion
+    trained_as = "text_classification"
     id_column, dev_name = "index", "{split}"  # in files of predictions
 
     @property
@@ -252,8 +252,7 @@ class TextBenchmark(Benchmark):
 
     def train_flags(self, run: TaskRun) -> list[str]:
         directories = os.pathsep.join(str(data.directory) for data in self.tables_of(run))
-        flags = [directories, "--task", self.trained_as, "--criterion", self.trained_as]
-        return [*flags, "--tokens-per-text", str(self.max_positions), *selection_flags(run.task)]
+        return [directories, "--tokens-per-text", str(self.max_positions), *selection_flags(run.task)]
 
     def fill_directory(self, run: TaskRun) -> None:
         super().fill_directory(run)
@@ -321,7 +320,7 @@ def open_classification(session: Session, data: Path) -> "Classification":
 class Classification(TextBenchmark):
     """Any table of texts."""
 
-    name = NAME
+    name = section = NAME
     id_column, dev_name = "line", "dev"
 
     @property
@@ -339,9 +338,6 @@ class Classification(TextBenchmark):
     @property
     def title(self) -> str:
         return f"{self.label_column}, dev"
-
-    def setup(self) -> dict[str, Any]:
-        return self.session.setup({NAME: self.tasks[NAME].trials})
 
     def execute(self, execute_runs: Callable[[Sequence[TaskRun]], list[Failure]]) -> list[Failure]:
         runs = plan_runs(self.session, [self.tasks[NAME]])

@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -127,6 +126,7 @@ class Parsing(Benchmark):
 
     name = NAME
     title = "Dependency parsing, dev"
+    trained_as, section = "dependency_parsing", WORDS
     columns = {
         "las": "LAS",
         "uas": "UAS",
@@ -135,7 +135,7 @@ class Parsing(Benchmark):
     }
 
     def train_flags(self, run: TaskRun) -> list[str]:
-        return [str(self.data), *word_flags("dependency_parsing", run, self.session)]
+        return [str(self.data), *word_flags(run, self.session)]
 
     def evaluate(self, task: str, checkpoint: Path, device: str, stop: threading.Event) -> dict[str, float]:
         """Return the scores of the dev trees, and write ``predictions.conllu``, the dev file with the predicted trees, and
@@ -164,10 +164,6 @@ class Parsing(Benchmark):
         relation, lengths = self.relations[counts.most_common(1)[0][0]], list(map(len, gold))
         scores = {name: tree_scores(gold, trees) for name, trees in chains(lengths, relation).items()}
         return {NAME: Baselines(sum(lengths), scores)}
-
-    def setup(self) -> dict[str, Any]:
-        (task,) = self.tasks.values()
-        return self.session.setup({WORDS: task.trials})
 
     def label(self, task: str) -> str:
         return "trees"

@@ -117,14 +117,15 @@ class Squad(Benchmark):
     tasks: dict[str, BenchmarkTask]
     settings: SquadSettings
 
-    name = "squad"
+    name = trained_as = "squad"
+    section = RECIPE_TASK
     title = "SQuAD dev"
     # Scores of write_answers; version 1.1 has only the first two.
     columns = {"em": "EM", "f1": "F1", "has_ans_f1": "HasAns F1", "no_ans_em": "NoAns EM", "best_em": "best EM"}
 
     def train_flags(self, run: TaskRun) -> list[str]:
         windows = self.settings.windows
-        flags = [str(self.data), "--task", "squad", "--criterion", "squad", "--span-head", self.settings.span_head]
+        flags = [str(self.data), "--span-head", self.settings.span_head]
         flags += ["--tokens-per-window", str(windows.tokens), "--doc-stride", str(windows.doc_stride)]
         flags += ["--max-question-length", str(windows.question)]
         return [*flags, *([] if run.task.scores_best else ["--disable-validation"])]
@@ -136,9 +137,7 @@ class Squad(Benchmark):
         return write_answers(checkpoint.parent, split, decoded, self.settings.score_by)
 
     def setup(self) -> dict[str, Any]:
-        """OUT may hold the results of both versions, so the recipe's section has one name for both."""
-        (task,) = self.tasks.values()
-        return self.session.setup({RECIPE_TASK: task.trials}) | self.settings.as_dict()
+        return super().setup() | self.settings.as_dict()
 
     def shows(self, task: str) -> bool:
         return task in OFFICIAL_QUESTIONS

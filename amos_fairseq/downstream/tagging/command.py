@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 import numpy as np
 import torch
@@ -169,12 +168,13 @@ class Tagging(Benchmark):
     name = "tagging"
     title = "Sequence tagging, dev"
     columns = SCORE_NAMES
+    trained_as, section = "sequence_tagging", WORDS
 
     def train_flags(self, run: TaskRun) -> list[str]:
         directories = os.pathsep.join(str(opened.column.directory) for opened in self.opened.values())
         smoothing = ["--label-smoothing", str(run.hyperparameters.label_smoothing)]
         exponent = ["--sampling-exponent", str(self.exponent)] if len(self.opened) > 1 else []
-        return [directories, *word_flags("sequence_tagging", run, self.session), *smoothing, *exponent]
+        return [directories, *word_flags(run, self.session), *smoothing, *exponent]
 
     def evaluate(self, task: str, checkpoint: Path, device: str, stop: threading.Event) -> dict[str, float]:
         """Return the scores of the dev set, and write ``predictions.txt`` and ``scores.json``. Of several columns there are
@@ -196,11 +196,6 @@ class Tagging(Benchmark):
             return all_scores
         mains = (all_scores[f"{name} {opened.column.main_score}"] for name, opened in self.opened.items())
         return {AVERAGE: fmean(mains)} | all_scores
-
-    def setup(self) -> dict[str, Any]:
-        """OUT may hold the results of several columns, so the recipe's section has one name for all."""
-        (task,) = self.tasks.values()
-        return self.session.setup({WORDS: task.trials})
 
     def summarize(self, results: Sequence[RunResult]) -> tuple[Sequence[RunResult], dict[str, TaskSummary]]:
         """Return a result for each column of each run. Trial and best run of several columns are those of their average."""
@@ -276,10 +271,9 @@ def check_unlabeled(session: Session, views: Sequence[str], file: str | None) ->
         raise UserError(f"--unlabeled {file}: only --views learn from these sentences: give --views, or leave it out")
 
 
-def word_flags(task: str, run: TaskRun, session: Session) -> list[str]:
+def word_flags(run: TaskRun, session: Session) -> list[str]:
     """Return the flags of a run on labels of words or trees."""
-    settings, flags = run.hyperparameters, ["--task", task, "--criterion", task]
-    flags += ["--tokens-per-sentence", str(session.checkpoint.max_positions)]
+    settings, flags = run.hyperparameters, ["--tokens-per-sentence", str(session.checkpoint.max_positions)]
     if settings.views:
         flags += ["--views", settings.views, "--view-layers", settings.view_layers]
         flags += ["--unlabeled-start", str(settings.unlabeled_start)]
