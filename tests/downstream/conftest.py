@@ -57,7 +57,7 @@ def fake_training(start, monkeypatch):
         cfg = argparse.Namespace(**state["cfg"]["model"])
         torch.manual_seed(int(flag(command, "--seed")))
         model = TextModel(cfg, load_checkpoint(checkpoint).model.vocabulary)
-        directories = command[command.index("--task") - 1].split(":")
+        directories = command[1].split(":")
         records = [json.loads((Path(own) / "task.json").read_text(encoding="utf-8")) for own in directories]
         for record in records:
             name = TEXT_HEAD if flag(command, "--task") == "text_classification" else record["task"]
