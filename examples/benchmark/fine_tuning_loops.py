@@ -37,7 +37,7 @@ class SyntheticTexts(LabeledSequences):
     """Rows of random tokens with random classes, of very different lengths."""
 
     def __init__(self, directory: Path, dictionary: Any, longest: int, seed: int) -> None:
-        super().__init__(directory, "train", dictionary, seed, training=True)
+        super().__init__(directory, "train", seed, training=True)
         generator = np.random.default_rng(seed)
         lengths = np.exp(generator.normal(np.log(MEDIAN_LENGTH), LOG_DEVIATION, NUM_ROWS)).round().astype(np.int64)
         self.sizes = lengths.clip(SHORTEST, longest)
