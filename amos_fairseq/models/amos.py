@@ -265,5 +265,5 @@ register_sizes(
     "amos",
     tiny={"generator_depths": "1,2", "linear_init_std": 0.1},
     mini={"generator_depths": "2,4", "discriminator_lr_scale": 0.05, **MINI},
-    modern_mini={"generator_depths": "2,4", "discriminator_lr_scale": 0.05, **MODERN_MINI},
+    modern_mini={"generator_depths": "2,4", **MODERN_MINI},
 )

@@ -349,7 +349,7 @@ register_sizes(
     "electra",
     tiny={"generator_size": 0.5, "linear_init_std": 0.1},
     mini={"generator_size": 0.25, "discriminator_lr_scale": 0.2, **MINI},
-    modern_mini={"generator_size": 0.25, "discriminator_lr_scale": 0.2, **MODERN_MINI},
+    modern_mini={"generator_size": 0.25, **MODERN_MINI},
     small={"embedding_dim": 128, "generator_size": 0.25},
     large={"generator_size": 0.25},
     modern_large={"generator_size": 0.25},

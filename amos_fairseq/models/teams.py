@@ -296,6 +296,6 @@ register_sizes(
     "teams",
     tiny={"generator_layers": 2, "linear_init_std": 0.1},
     mini={"discriminator_lr_scale": 0.2, **MINI},
-    modern_mini={"discriminator_lr_scale": 0.2, **MODERN_MINI},
+    modern_mini=MODERN_MINI,
     small={"embedding_dim": 128},
 )

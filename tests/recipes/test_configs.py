@@ -192,7 +192,7 @@ def test_fairseq_hydra_train_composes_the_same(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in KINDS if name not in NAMES])
 def test_yaml_builds_the_model_of_the_arch(name: str) -> None:
-    """``--arch NAME`` and the YAML build the same parameters."""
+    """``--arch NAME`` and the YAML build the same parameters, and train them with the same share of the rate."""
     recipe = compose_recipe(name)
     objective = name.partition("_")[0]
     flags = ["DATA", "--arch", name, "--task", "text_pretraining", "--criterion", objective]
@@ -200,6 +200,7 @@ def test_yaml_builds_the_model_of_the_arch(name: str) -> None:
     flags += ["--relative-position-scheme", str(recipe.model.relative_position_scheme)]
     cfg = parse_flags(flags)
     assert recipe.model._name == recipe.criterion._name == objective
+    assert cfg.model.get("discriminator_lr_scale") == recipe.model.get("discriminator_lr_scale")
     assert build_on_meta(cfg.model, 4096) == build_on_meta(recipe.model, 4096)
 
 
