@@ -3,6 +3,7 @@
 import os
 import re
 import subprocess
+from argparse import Namespace
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -192,7 +193,7 @@ def test_fairseq_hydra_train_composes_the_same(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in KINDS if name not in NAMES])
 def test_yaml_builds_the_model_of_the_arch(name: str) -> None:
-    """``--arch NAME`` and the YAML build the same parameters, and train them with the same share of the rate."""
+    """``--arch NAME`` and the YAML build the same parameters."""
     recipe = compose_recipe(name)
     objective = name.partition("_")[0]
     flags = ["DATA", "--arch", name, "--task", "text_pretraining", "--criterion", objective]
@@ -200,8 +201,17 @@ def test_yaml_builds_the_model_of_the_arch(name: str) -> None:
     flags += ["--relative-position-scheme", str(recipe.model.relative_position_scheme)]
     cfg = parse_flags(flags)
     assert recipe.model._name == recipe.criterion._name == objective
-    assert cfg.model.get("discriminator_lr_scale") == recipe.model.get("discriminator_lr_scale")
     assert build_on_meta(cfg.model, 4096) == build_on_meta(recipe.model, 4096)
+
+
+@pytest.mark.parametrize("objective", ["amos", "electra", "teams"])
+@pytest.mark.parametrize(("size", "is_slower"), [("mini", True), ("modern_mini", False)])
+def test_arch_and_yaml_train_the_discriminator_with_the_same_rate(objective: str, size: str, is_slower: bool) -> None:
+    flags = Namespace()
+    models.ARCH_CONFIG_REGISTRY[f"{objective}_{size}"](flags)
+    of_arch = getattr(flags, "discriminator_lr_scale", 1.0)
+    assert of_arch == compose_recipe(f"{objective}_{size}").model.discriminator_lr_scale
+    assert (of_arch < 1) == is_slower
 
 
 # The paper prints no weights (docs/pretraining.md): they are given on the command line.
