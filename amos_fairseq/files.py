@@ -26,6 +26,7 @@ logger = logging.getLogger(__name__)
 logging.getLogger("filelock").setLevel(logging.INFO)  # it reports every lock at DEBUG, which fairseq's settings print
 
 DICTIONARY_FILE = "dict.txt"
+CORPUS_FILE = "corpus.json"  # of a corpus: settings, counts, hashes
 SETTINGS_FILE = "tokenizer.settings.json"
 TOKENIZER_DIRECTORY = "tokenizer"  # in a corpus and in SAVE_DIR
 

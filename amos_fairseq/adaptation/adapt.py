@@ -36,7 +36,7 @@ from amos_fairseq.downstream.classification.labels import is_missing, parse_numb
 from amos_fairseq.downstream.classification.rows import LABEL_COLUMNS, TEXT_COLUMNS, read_rows
 from amos_fairseq.downstream.classification.scores import correlation
 from amos_fairseq.errors import UserError
-from amos_fairseq.files import TOKENIZER_DIRECTORY, check_claim, claim, file_sha256, json_text, write_text
+from amos_fairseq.files import CORPUS_FILE, TOKENIZER_DIRECTORY, check_claim, claim, file_sha256, json_text, write_text
 from amos_fairseq.hugging_face.config import CONFIG_FILE
 from amos_fairseq.hugging_face.import_folder import default_arch, import_folder, read_folder
 from amos_fairseq.hugging_face.imported import report_lines, write
@@ -49,7 +49,6 @@ from amos_fairseq.recipes.composition import compose_recipe
 from amos_fairseq.recipes.overrides import training_command
 from amos_fairseq.setting_checks import model_settings
 from amos_fairseq.tasks.text_pretraining import TextPretrainingTask
-from amos_fairseq.text import MANIFEST
 from amos_fairseq.text.input_files import TableFile
 
 MLM, ELECTRA, AMOS = OBJECTIVES = ("mlm", "electra", "amos")
@@ -136,7 +135,7 @@ def adapt(given: Adaptation, out: Path, prepare: Callable[[Path, Path], None], p
     claim(*claimed)
     checkpoint = Path(yaml.safe_load(recipe.read_text(encoding="utf-8"))["checkpoint"]["finetune_from_model"])
     divide_batch(recipe)  # refuses before anything takes long
-    manifest = out / "data" / MANIFEST
+    manifest = out / "data" / CORPUS_FILE
     if not manifest.is_file() or all(Path(text).exists() for text in given.texts):  # once encoded, they may be removed
         prepare(out / "data", checkpoint.parent / TOKENIZER_DIRECTORY)
     claim(out / "data.json", {"sha256": file_sha256(manifest)}, f"{out / 'data'} is another text now", OTHER_OUT)

@@ -16,9 +16,8 @@ from torch import Tensor
 from tqdm import tqdm
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.files import DICTIONARY_FILE, file_sha256, file_version, sample_sha256
+from amos_fairseq.files import CORPUS_FILE, DICTIONARY_FILE, file_sha256, file_version, sample_sha256
 from amos_fairseq.strangers import read_json
-from amos_fairseq.text import MANIFEST
 
 logger = logging.getLogger(__name__)
 
@@ -107,7 +106,7 @@ def shard_record(directory: Path) -> dict[str, Any] | None:
     """Return the record of a shard in ``corpus.json``, with that of the corpus' tokenizer; None without ``corpus.json``."""
     directory = directory.absolute()
     for folder, name in ((directory, "."), (directory.parent, directory.name)):
-        path = folder / MANIFEST
+        path = folder / CORPUS_FILE
         if not path.is_file():
             continue
         manifest = read_json(path, f"it is damaged, or was not written by amos prepare; {_BINARIZE_AGAIN}")
@@ -130,10 +129,10 @@ def corpus_directories(directories: list[Path], needs_all: bool = True) -> list[
     parts: list[Any] = []
     made_of: list[Any] = []
     for directory in directories:
-        if not (directory / MANIFEST).is_file() or shard_record(directory) is not None:
+        if not (directory / CORPUS_FILE).is_file() or shard_record(directory) is not None:
             shards.append(directory)
             continue
-        manifest = read_json(directory / MANIFEST, _BINARIZE_AGAIN)
+        manifest = read_json(directory / CORPUS_FILE, _BINARIZE_AGAIN)
         shards += [directory / record["directory"] for record in manifest["shards"]]
         if isinstance(settings := manifest.get("settings"), dict) and "part" in settings:
             parts.append(settings.pop("part"))
@@ -153,7 +152,9 @@ def verify_files(data: Sequence[Path]) -> int:
     for directory in data:
         record = shard_record(directory)
         if record is None or not isinstance(record.get("sha256"), dict):
-            raise UserError(f"{directory} has no {MANIFEST} with hashes: only a corpus of amos prepare can be verified")
+            raise UserError(
+                f"{directory} has no {CORPUS_FILE} with hashes: only a corpus of amos prepare can be verified"
+            )
         hashes |= {directory / name: sha256 for name, sha256 in record["sha256"].items()}
     if missing := [path for path in hashes if not path.is_file()]:
         raise UserError(f"{missing[0]} is missing: {_BINARIZE_AGAIN}")

@@ -41,8 +41,10 @@ def read_phases(given: Any, longest: int, mask_prob: float) -> list[Phase]:
     try:
         entries = yaml.safe_load(given) if isinstance(given, str) else given
         entries = OmegaConf.to_container(entries) if OmegaConf.is_config(entries) else entries
+        if not isinstance(entries or [], list):
+            raise ValueError("the phases must be a list")
         phases = [_read_phase(entry, mask_prob) for entry in entries or []]
-        if phases and not math.isclose(sum(phase.share for phase in phases), 1, abs_tol=1e-6):
+        if phases and not math.isclose(sum(phase.share for phase in phases), 1, abs_tol=1e-3):
             raise ValueError(f"the shares add up to {sum(phase.share for phase in phases):g}: they must add up to 1")
         if phases and (phases[-1].length, max(phase.length for phase in phases)) != (longest, longest):
             raise ValueError(
@@ -64,7 +66,8 @@ def _read_phase(entry: Any, mask_prob: float) -> Phase:
     for name in ("share", "mask_prob"):
         value = getattr(phase, name)
         if type(value) not in (int, float) or not 0 < value <= 1 or (name, value) == ("mask_prob", 1):
-            raise ValueError(f"{name} {value} must be above 0 and {'below' if name == 'mask_prob' else 'at most'} 1")
+            limit = "below" if name == "mask_prob" else "at most"
+            raise ValueError(f"{name} {value} must be a number above 0 and {limit} 1")
     return phase
 
 
@@ -206,4 +209,7 @@ class PhaseIterator(BlockBatchIterator):
             if next_phase != self.phase:
                 self.phase, self._frozen_batches = next_phase, tuple(self.cut(self.dataset, next_phase, position))
                 state_dict = {**state_dict, "iterations_in_epoch": 0}
+        if state_dict.get("phase") != self.phase:  # its batches had other sizes, as they should
+            others = ("blocks_per_micro_batch", "blocks_per_update")
+            state_dict = {name: value for name, value in state_dict.items() if name not in others}
         super().load_state_dict(state_dict)

@@ -184,15 +184,16 @@ class LearnedPositions(nn.Embedding):
     """Absolute positions. A run that begins with short sequences trains those of the longer ones to come as copies.
 
     Attributes:
-        repeats: the first T rows repeat in the whole table: all copies of a row get the same gradient, so they stay equal.
+        period: if above 0, this number of first rows repeats in the whole table. Sequences of this length give all copies of
+            a row the same gradient, so they stay equal.
     """
 
-    repeats = False
+    period = 0
 
     def rows(self, length: int) -> Tensor:
         """Return the positions of a sequence of T = ``length`` tokens: [T,E]."""
         table, total = self.weight, self.num_embeddings
-        if not self.repeats or length >= total:
+        if length != self.period or length >= total:
             return table[:length]
         copies = -(-total // length)
         padded = pad(table, (0, 0, 0, copies * length - total)).view(copies, length, -1)
@@ -206,7 +207,8 @@ class LearnedPositions(nn.Embedding):
 
     def share(self, length: int) -> None:
         """For sequences of ``length``, train the copies of a row together if the table consists of copies."""
-        self.repeats = torch.equal(self.weight[length:], self.weight[: max(0, self.num_embeddings - length)])
+        repeats = torch.equal(self.weight[length:], self.weight[: max(0, self.num_embeddings - length)])
+        self.period = length if repeats else 0
 
 
 class RelativePositionBias(nn.Module):

@@ -59,11 +59,13 @@ class WarmupStableDecay(FairseqLRScheduler):
         ended_minutes: budget that the run has used up; 0 before.
     """
 
-    STATE = ("seconds", "validation_seconds", "save_seconds", "update_seconds", "decay_start", "ended_minutes")
+    STATE = ("seconds", "validation_seconds", "save_seconds", "update_seconds", "update_phase", "decay_start")
+    STATE += ("ended_minutes",)
 
     def __init__(self, cfg: WarmupStableDecayConfig, optimizer: FairseqOptimizer):
         super().__init__(cfg, optimizer)
         self.seconds = self.validation_seconds = self.save_seconds = self.update_seconds = self.ended_minutes = 0.0
+        self.update_phase: int | None = None  # in which update_seconds was measured, of a run with phases
         self.decay_start: int | None = None
 
     @property

@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.files import DICTIONARY_FILE
+from amos_fairseq.files import CORPUS_FILE, DICTIONARY_FILE
 from amos_fairseq.recipes import RECIPES, defaults_list, did_you_mean
 
 # The groups of fairseq, of which a recipe names one member in _name.
@@ -55,8 +55,9 @@ def check_data(setting: str) -> None:
         path = Path(folder).expanduser()
         if not path.is_dir():
             raise UserError(f"{setting}: {folder} is not a directory: {advice}")
-        if not (path / DICTIONARY_FILE).is_file():
-            raise UserError(f"{setting}: {folder} has no {DICTIONARY_FILE}: {advice}")
+        # A corpus of several shards has the first file in each of them, the second beside them.
+        if not ((path / DICTIONARY_FILE).is_file() or (path / CORPUS_FILE).is_file()):
+            raise UserError(f"{setting}: {folder} has neither {DICTIONARY_FILE} nor {CORPUS_FILE}: {advice}")
 
 
 def check_group(setting: str, key: str, value: str) -> None:

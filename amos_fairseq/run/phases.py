@@ -22,7 +22,7 @@ class Phases(Hook):
     def before_launch(self, cfg: Any) -> None:
         if not OmegaConf.select(cfg, "task.phases"):
             return
-        read_phases(cfg.task.phases, cfg.task.tokens_per_sample, cfg.task.mask_prob)
+        phases = read_phases(cfg.task.phases, cfg.task.tokens_per_sample, cfg.task.mask_prob)
         longest, model_length = cfg.task.tokens_per_sample, OmegaConf.select(cfg, "model.max_positions")
         if model_length is not None and model_length < longest:
             raise UserError(
@@ -31,6 +31,16 @@ class Phases(Hook):
             )
         if not (cfg.optimization.max_update or OmegaConf.select(cfg, "lr_scheduler.minutes")):
             raise UserError("task.phases (--phases) are shares of --max-update or --minutes: give one")
+        updates = cfg.optimization.max_update
+        if updates and {phase_at(phases, update, updates) for update in range(updates)} != set(range(len(phases))):
+            raise UserError(
+                f"task.phases (--phases): a phase has no update of the {updates:,}: give it a larger share, or leave it out"
+            )
+        if "train" in cfg.dataset.valid_subset.split(","):
+            raise UserError(
+                "task.phases (--phases): the training text is cut as the phases go on, and cannot be validated on: leave train "
+                "out of --valid-subset"
+            )
 
     def before_load(self, cfg: Any, trainer: Any) -> None:
         trainer.task.due_phase = lambda: due_phase(trainer)
@@ -48,8 +58,13 @@ class Phases(Hook):
 
 
 def due_phase(trainer: Any) -> int:
-    """Return the phase of the next update: by the updates, or by the time at which the last one has begun on the first rank."""
+    """Return the phase of the next update: by the updates, or by the time at which the last one has begun on the first rank.
+
+    A branch that decays (``decay_from``) has the last phase throughout.
+    """
     schedule, phases = schedule_of(trainer), trainer.task.phases
+    if schedule is not None and schedule.decay_start is not None:
+        return len(phases) - 1
     if schedule is not None and schedule.cfg.minutes:
         return phase_at(phases, schedule.seconds, 60 * schedule.cfg.minutes)
     return phase_at(phases, trainer.get_num_updates(), trainer.cfg.optimization.max_update)

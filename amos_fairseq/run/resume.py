@@ -16,11 +16,13 @@ import hashlib
 import logging
 import math
 import os
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 from fairseq import checkpoint_utils
 from fairseq.file_io import PathManager
 from fairseq.logging import meters, progress_bar
@@ -179,11 +181,19 @@ def refuse_changed_settings(cfg: Any, overrides: Sequence[str]) -> None:
             if key != given and not key.startswith(f"{given}.") and not given.startswith(f"{key}.")
         }
     if forgotten:
-        before, now = (" ".join(f"{key}={values[i]}" for key, values in forgotten.items()) for i in (0, 1))
+        before, now = (" ".join(as_typed(key, values[i]) for key, values in forgotten.items()) for i in (0, 1))
         raise UserError(
             f"{path} was trained with {before}, which would now be {now}: give the former to continue the run, the latter to "
             "change it, or another checkpoint.save_dir"
         )
+
+
+def as_typed(key: str, value: Any) -> str:
+    """Return a setting as on the command line of ``amos train``: Hydra takes no quotes in a list of mappings, the shell needs
+    them around it."""
+    text = yaml.safe_dump(value, default_flow_style=True, width=math.inf).strip() if isinstance(value, list) else value
+    setting = f"{key}={text}"
+    return shlex.quote(setting) if " " in setting else setting
 
 
 def changed_settings(saved: dict[str, Any], cfg: Any) -> dict[str, tuple[Any, Any]]:

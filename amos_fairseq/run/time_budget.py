@@ -51,7 +51,6 @@ class TimeBudget(Hook):
         self.update_started: float | None = None
         self.completion_started = self.completion_seconds = 0.0  # of what follows an update
         self.save_started: float | None = None
-        self.phase: int | None = None  # of a run with phases, from its first epoch on
         self.durations: deque[float] = deque(maxlen=MOST_DURATIONS)  # of updates, the newest first
 
     def before_launch(self, cfg: Any) -> None:
@@ -67,10 +66,9 @@ class TimeBudget(Hook):
     def before_epoch(self, cfg: Any, trainer: Any) -> None:
         """Where a phase begins, an update becomes other work: its time no longer says how that of a validation has changed."""
         iterator = getattr(trainer.task, "phase_iterator", None) if self.schedule is not None else None
-        if iterator is not None and iterator.phase != self.phase:
+        if iterator is not None and iterator.phase != self.schedule.update_phase:
             self.durations.clear()
-            self.schedule.update_seconds = self.schedule.update_seconds if self.phase is None else 0.0
-            self.phase = iterator.phase
+            self.schedule.update_seconds, self.schedule.update_phase = 0.0, iterator.phase
 
     def before_update(self, trainer: Any) -> None:
         """Agree with the other ranks on the time, and set the rate of this update."""

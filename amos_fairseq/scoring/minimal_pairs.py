@@ -25,6 +25,7 @@ from fairseq.data import data_utils
 
 from amos_fairseq.checkpoints.read import LoadedCheckpoint
 from amos_fairseq.data.corpus import corpus_directories, count_tokens, require_split
+from amos_fairseq.data.vocabulary import shard_directories
 from amos_fairseq.errors import UserError, explain_os_errors
 from amos_fairseq.files import DICTIONARY_FILE, csv_text, distinct_names, file_sha256, json_text, write_text
 from amos_fairseq.output.tables import Table, format_score
@@ -166,8 +167,9 @@ def encode_pairs(
     return readable, sentences
 
 
-def unigram_log_probs(loaded: LoadedCheckpoint, corpus: Path) -> torch.Tensor:
-    """Return log p of each token by its share in the training text of a corpus: [dictionary] float64, in nats.
+def unigram_log_probs(loaded: LoadedCheckpoint, corpus: str) -> torch.Tensor:
+    """Return log p of each token by its share in the training text of a corpus, DIR or DIR0:DIR1: [dictionary] float64, in
+    nats.
 
     With c(x) the count of the piece x, N the sum of the counts and V the number of pieces, special tokens left out,
 
@@ -176,10 +178,8 @@ def unigram_log_probs(loaded: LoadedCheckpoint, corpus: Path) -> torch.Tensor:
     The counts are those of the binarized text: ``dict.txt`` has a count for each piece, but this package writes 1.
     """
     dictionary, symbols = loaded.dictionary, loaded.tokenizer.dictionary_symbols
-    if not corpus.is_dir():
-        raise UserError(f"--corpus {corpus} is not a directory: give the one that amos prepare wrote")
     paths = []
-    for directory in corpus_directories([corpus]):
+    for directory in corpus_directories(shard_directories(corpus)):
         require_split(str(directory / "train"))
         if read_dictionary_symbols(directory / DICTIONARY_FILE) != symbols:
             raise UserError(
@@ -223,7 +223,7 @@ def score_pairs(
     files: Sequence[Path],
     tokens_per_batch: int,
     out: Path | None = None,
-    corpus: Path | None = None,
+    corpus: str | None = None,
     with_random: bool = False,
 ) -> Table:
     """Score all pairs with the model and the baselines, return the table of accuracies, and write :func:`save_results` to

@@ -11,7 +11,6 @@ if TYPE_CHECKING:
 DEFAULT_VOCAB_SIZE = 32_768
 LARGEST_VOCABULARY = 2**22  # four times the largest known; each entry takes memory
 TEXT_COLUMN = "text"  # of tables and JSON lines
-MANIFEST = "corpus.json"  # of a corpus: settings, counts, hashes
 
 MASK_SYMBOL = "<mask>"
 # A character of Thai, Lao, Burmese, Khmer, kana or Han: a text has no spaces between their words.

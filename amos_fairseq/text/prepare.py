@@ -25,6 +25,7 @@ from typing import Any
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import (
+    CORPUS_FILE,
     DICTIONARY_FILE,
     TOKENIZER_DIRECTORY,
     claim,
@@ -41,7 +42,7 @@ from amos_fairseq.output.terminal import progress_bar, say
 from amos_fairseq.process import version_of
 from amos_fairseq.recipes import planned_text
 from amos_fairseq.strangers import LARGEST_COUNT, field, is_unicode, read_json, whole_number
-from amos_fairseq.text import DEFAULT_VOCAB_SIZE, LARGEST_VOCABULARY, MANIFEST, TEXT_COLUMN
+from amos_fairseq.text import DEFAULT_VOCAB_SIZE, LARGEST_VOCABULARY, TEXT_COLUMN
 from amos_fairseq.text.documents import BLANK, LINE, read_documents
 from amos_fairseq.text.encoding import (
     NUM_FAIRSEQ_SYMBOLS,
@@ -120,7 +121,7 @@ def run(arguments: argparse.Namespace) -> None:
     else:
         say(f"{manifest['train']['tokens']:,} tokens to train on in {', '.join(shards)}")
         data = f"task.data=OUT0:OUT1:..., the --out of all {settings.part[1]} parts in order"
-    say(f"done: train with {data} (fairseq-train DATA); counts and hashes in {out}/{MANIFEST}")
+    say(f"done: train with {data} (fairseq-train DATA); counts and hashes in {out}/{CORPUS_FILE}")
 
 
 def _describe_inputs(paths: list[Path]) -> list[dict[str, Any]]:
@@ -278,7 +279,7 @@ def _join(
         "valid": records[0].get("valid"),
         "shards": records,
     }
-    (corpus / MANIFEST).write_text(json_text(manifest), encoding="utf-8")
+    (corpus / CORPUS_FILE).write_text(json_text(manifest), encoding="utf-8")
     return manifest
 
 
@@ -311,7 +312,7 @@ def file_hashes(directory: Path) -> dict[str, dict[str, str]]:
 
 def _publish(corpus: Path, out: Path) -> None:
     """Move all files into ``out``, ``corpus.json`` last. After an interruption they are written and moved again."""
-    for path in sorted(corpus.rglob("*"), key=lambda path: (path.name == MANIFEST, path)):
+    for path in sorted(corpus.rglob("*"), key=lambda path: (path.name == CORPUS_FILE, path)):
         target = out / path.relative_to(corpus)
         if path.is_dir():
             refuse_link(target)  # only OUT itself, which the user named, may be a link
@@ -346,7 +347,7 @@ def _advice(settings: CorpusSettings, counts: dict[str, Any], tokenizer: Tokeniz
 
 def is_finished_corpus(out: Path, settings: dict[str, Any], inputs: list[dict[str, Any]]) -> bool:
     """Return whether ``out`` contains the finished corpus of these inputs and settings; refuse one of others."""
-    path = out / MANIFEST
+    path = out / CORPUS_FILE
     if not path.is_file():
         return False
     manifest = read_json(path, "it was not written by amos prepare; give another --out")

@@ -375,6 +375,8 @@ def test_copies_of_positions_are_trained_together() -> None:
     assert torch.equal(positions.weight[4:], positions.weight[:6])
     assert (positions.weight[:4] - first).abs()[1:].min() > 0.09
     assert torch.allclose(positions.rows(4), positions.weight[:4])
+    for length in (3, 6):  # sequences of validation have their own rows, whatever the phase
+        assert torch.equal(positions.rows(length), positions.weight[:length])
     positions.weight.data[9] += 1  # of a model that was trained at this length: only the first rows are used
     positions.share(4)
     assert torch.equal(positions.rows(4), positions.weight[:4])

@@ -5,6 +5,7 @@ import copy
 import hashlib
 import math
 import os
+import shlex
 import signal
 import socket
 import time
@@ -19,6 +20,7 @@ from fairseq.optim.lr_scheduler.polynomial_decay_schedule import (
     PolynomialDecayLRScheduleConfig,
 )
 from fairseq.optim.sgd import SGD
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 from small_models import small_electra
 
@@ -28,6 +30,7 @@ from amos_fairseq.run.resume import (
     DEFAULT_FILE,
     OF_THE_RUN,
     Resume,
+    as_typed,
     begins_branch,
     check_fits,
     check_parts,
@@ -376,3 +379,9 @@ def test_settings_that_are_not_given_again_are_refused(tmp_path: Path) -> None:
     cfg.checkpoint.restore_file = DEFAULT_FILE
     (tmp_path / "checkpoint_last.pt").write_bytes(b"cut")  # repaired later
     refuse_changed_settings(cfg, [])
+
+
+@pytest.mark.parametrize("value", [[{"length": 128, "share": 0.9}, {"length": 512, "share": 0.1}], [0.0005], "a b", 3])
+def test_a_setting_in_a_message_can_be_given(value: Any) -> None:
+    (override,) = OverridesParser.create().parse_overrides(shlex.split(as_typed("task.phases", value)))
+    assert override.value() == value

@@ -182,6 +182,23 @@ def test_a_run_without_validation_ends_in_time(run: Callable[..., Run]) -> None:
     assert 0.99 * BUDGET < timed.counted <= BUDGET
 
 
+def test_updates_of_another_phase_do_not_say_how_long_a_validation_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed at a border: the checkpoint is of updates of 1 s, those of the new phase take 6 s, and a validation 100 s."""
+    monkeypatch.setattr(time_budget, "clock", lambda: 50.0)
+    cfg = settings(**MINUTES)
+    saved = schedule(cfg)
+    saved.validation_seconds, saved.update_seconds, saved.update_phase = 100.0, 1.0, 0
+    for phase, expected in ((0, 600.0), (1, 100.0)):
+        budget, resumed = TimeBudget(), schedule(cfg)
+        resumed.load_state_dict(saved.state_dict())
+        task = SimpleNamespace(phase_iterator=SimpleNamespace(phase=phase))
+        trainer = SimpleNamespace(cfg=cfg, lr_scheduler=resumed, task=task, get_num_updates=lambda: 3)
+        budget.after_load(None, trainer, None, None)
+        budget.before_epoch(None, trainer)
+        budget.durations.extend([6.0] * 5)
+        assert budget.plan(trainer)[1] == expected
+
+
 def rates_on_two_ranks(rank: int) -> None:
     """The clock of the second rank is slower and began earlier; it has seen no validation."""
     ticks = itertools.count()

@@ -191,12 +191,11 @@ def write_corpus(folder: Path, loaded, lines: list[str]) -> Counter:
 
 def test_unigram_equals_frequencies_counted_by_hand(runs, tmp_path):
     loaded = load_checkpoint(runs["amos"])
-    counts = write_corpus(
-        tmp_path / "data", loaded, ["the quick fox", "the lazy dog", "the end", f"a {UNKNOWN} fox"] * 3
-    )
+    shards = [["the quick fox", "the lazy dog"] * 3, ["the end", f"a {UNKNOWN} fox"] * 3]
+    counts = sum((write_corpus(tmp_path / f"data{i}", loaded, lines) for i, lines in enumerate(shards)), Counter())
     pairs = [("the fox jumps", "the fox over"), ("a quick dog", "a quick end"), ("the dog", f"the {UNKNOWN}")]
     out = tmp_path / "out.json"
-    score_pairs(loaded, [write_pairs(tmp_path / "p.jsonl", pairs)], 64, out, tmp_path / "data")
+    score_pairs(loaded, [write_pairs(tmp_path / "p.jsonl", pairs)], 64, out, f"{tmp_path}/data0:{tmp_path}/data1")
     symbols = loaded.tokenizer.dictionary_symbols
 
     def by_hand(text):
@@ -220,7 +219,7 @@ def test_a_corpus_with_another_dictionary_is_refused(runs, tmp_path):
     dictionary = tmp_path / "data" / "dict.txt"
     dictionary.write_text("".join(reversed(dictionary.read_text().splitlines(keepends=True))))
     with pytest.raises(UserError, match=r"--corpus .*data has another dictionary than .*: give the corpus of its"):
-        score_pairs(loaded, [file], 64, corpus=tmp_path / "data")
+        score_pairs(loaded, [file], 64, corpus=str(tmp_path / "data"))
 
 
 def test_sentences_that_are_read_alike_are_scored_once(runs, tmp_path, monkeypatch):

@@ -2,14 +2,23 @@
 
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+from fairseq.optim.sgd import SGD
 from interrupted_run import assert_same_bits, assert_same_run, checkpoint, flags_command, records, run_to_end
+from omegaconf import OmegaConf
+from synthetic_corpus import make_task
+
+from amos_fairseq.data.phases import read_phases
+from amos_fairseq.optim.warmup_stable_decay import WarmupStableDecay, WarmupStableDecayConfig
+from amos_fairseq.run.phases import due_phase
 
 # Of float32 parameters after sums in another order: see tests/train/test_ranks.py.
 PARAMETER_TOLERANCE = 5e-5
 LAST_UPDATE, BORDERS = 30, (9, 21)
+WEIGHT = torch.nn.Parameter(torch.zeros(1))
 # The synthetic corpus has about 17 updates of 512 tokens an epoch: the second border is in the second epoch.
 PHASES = "[{length: 8, share: 0.3, batch_size: 32}, {length: 16, share: 0.4}, {length: 32, share: 0.3, batch_size: 8}]"
 FLAGS = [
@@ -57,6 +66,7 @@ def test_killed_around_a_border_and_resumed_is_uninterrupted(
     flags = ["--update-freq", "2", "--num-workers", workers]
     run_to_end(command(binarized_corpus, save_dir, *flags), tmp_path / "resumed.log")
     assert_same_run(save_dir, whole)
+    assert "instead of" not in (tmp_path / "resumed.log").read_text(encoding="utf-8")  # warnings of other batches
 
 
 @pytest.mark.slow
@@ -89,6 +99,37 @@ def test_the_log_of_a_run_with_phases(whole: Path) -> None:
     assert shape[0] > 20 * shape[1]
 
 
+def test_the_phase_of_an_update_follows_updates_or_time_and_a_branch_has_the_last() -> None:
+    phases = read_phases(PHASES, 32, 0.15)
+    cfg = WarmupStableDecayConfig(lr=[1.0], minutes=1.0)
+    schedule = WarmupStableDecay(
+        cfg, SGD(OmegaConf.create({"lr": [1.0], "momentum": 0.0, "weight_decay": 0.0}), [WEIGHT])
+    )
+    trainer = SimpleNamespace(lr_scheduler=schedule, task=SimpleNamespace(phases=phases), get_num_updates=lambda: 9)
+    trainer.cfg = OmegaConf.create({"optimization": {"max_update": LAST_UPDATE}})
+    found = []
+    for schedule.seconds in (0.0, 17.9, 18.0, 41.9, 42.0, 59.0):  # borders after 0.3 and 0.7 of a minute
+        found.append(due_phase(trainer))
+    assert found == [0, 0, 1, 1, 2, 2]
+    schedule.seconds = 0.0
+    schedule.decay_start = 5
+    assert due_phase(trainer) == 2
+    trainer.lr_scheduler = None  # one of fairseq: by updates
+    assert due_phase(trainer) == 1
+
+
+def test_the_losses_have_the_share_of_masked_tokens_of_their_phase(binarized_corpus: Path) -> None:
+    """ceil(mask_prob T) / T."""
+    phases = "[{length: 8, share: 0.5, mask_prob: 0.3}, {length: 32, share: 0.5}]"
+    task = make_task(binarized_corpus, tokens_per_sample=32, phases=phases)
+    found = []
+    for number in (0, 1):
+        task.phase_iterator = SimpleNamespace(phase=number)
+        task.before_step({}, None, 1)
+        found.append(task.masked_share)
+    assert found == [3 / 8, 5 / 32]
+
+
 @pytest.mark.parametrize(
     ("flags", "line"),
     [
@@ -101,6 +142,8 @@ def test_the_log_of_a_run_with_phases(whole: Path) -> None:
             ["--max-update", "0", "--max-epoch", "1"],
             "are shares of --max-update or --minutes: give one",
         ),
+        (["--max-update", "2"], "a phase has no update of the 2"),
+        (["--valid-subset", "valid,train"], "leave train out of --valid-subset"),
         (["--sample-break-mode", "complete"], "need full blocks: leave out --sample-break-mode complete"),
         (
             [
