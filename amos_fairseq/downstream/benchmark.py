@@ -5,6 +5,7 @@ OUT/runs/TASK/[TRIAL/]seedN/run.json   the identity of a run, which protects the
 """
 
 import functools
+import itertools
 import math
 import os
 import shutil
@@ -139,6 +140,7 @@ class Benchmark(ABC):
         title, columns: of the default ``table``. A title names the data; :func:`run_benchmark` adds what ± means.
             ``columns``: score -> heading; scores that no task has are left out.
         trained_as: fairseq's task and criterion.
+        judged_too: scores besides the main one that :func:`verdicts` compares with the baselines.
         section: of the recipe, where all results in OUT share one, whatever their tasks are.
         session: what all runs share.
         data: directory of the prepared data, with ``tokenizer/``.
@@ -150,6 +152,7 @@ class Benchmark(ABC):
     columns: Mapping[str, str]
     trained_as: str
     section: str | None = None
+    judged_too: Sequence[str] = ()
     session: Session
     data: Path
     tasks: dict[str, BenchmarkTask]
@@ -268,10 +271,12 @@ def verdicts(benchmark: Benchmark, summaries: Summaries, baselines: Mapping[str,
     Clearly: by more than the deviation over seeds, and than two standard errors of the constant prediction on this dev set.
     """
     for task, summary in summaries.items():
-        score, found, of_task = summary.best.main_score, summary.main, baselines.get(task, NO_BASELINES)
-        for row, scores in of_task.scores.items():
+        of_task = baselines.get(task, NO_BASELINES)
+        judged = (summary.best.main_score, *benchmark.judged_too)
+        for score, (row, scores) in itertools.product(judged, of_task.scores.items()):
             if score not in scores:  # written by an earlier version
                 continue
+            found = summary.scores[score]
             baseline, share = scores[score], min(max(scores[score] / 100, 0.0), 1.0)
             variance = 1.0 if score in CORRELATIONS else share * (1 - share)
             margin = max(found.deviation or 0.0, 200 * math.sqrt(variance / of_task.num_scored))

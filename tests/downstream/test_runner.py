@@ -286,6 +286,21 @@ def test_what_is_no_better_than_a_baseline_is_said(tmp_path, score, seeds, const
     assert all(each.startswith(line) and each.endswith("or more rows to train on") for each in found)
 
 
+def test_a_second_score_is_judged_too(tmp_path):
+    """As UAS beside LAS: a parser that only knows relations is no better than a chain of words. One line, the first."""
+    toy, chain = Toy(tmp_path), {"next": {"las": 4.3, "uas": 29.7}}
+    toy.judged_too = ("uas",)
+    for las, uas, line in (
+        (20.0, 29.0, "Toy: uas 29.0 is not clearly above the row next"),
+        (20.0, 36.0, None),
+        (4, 9, ""),
+    ):
+        best = RunResult("Toy", "", 1, "runs/Toy/seed1", "las", {"las": las, "uas": uas}, *LAST)
+        summary = TaskSummary("", 1, {"las": spread_of([las]), "uas": spread_of([uas])}, best)
+        found = list(verdicts(toy, {"Toy": summary}, {"Toy": Baselines(25_147, chain)}))
+        assert [each.startswith(line or "Toy: las 4.0") for each in found] == [True] * (line is not None)
+
+
 def test_lines_tell_epoch_loss_and_dev_scores(tmp_path, monkeypatch, capsys):
     """A line for each dev score, and every 30 seconds. Two epochs of four updates."""
     (run,), seconds = plan(tmp_path, seeds=(1,)), [1000.0]

@@ -104,13 +104,26 @@ def test_scores_of_cut_words_are_those_of_the_official_script(tmp_path: Path):
 
 
 def test_chains_of_words_by_hand():
-    """Heads 2, 3, 0, 3 and 0: two of the previous word, three of the next; one of these has the right relation, ``det``."""
+    """Heads 2, 3, 0, 3 and 0: two of the previous word, three of the next; one of these has the right relation, ``det``.
+
+    In training, of words whose head is the next one ``det`` is the most frequent relation, two of them with a subtype; of
+    those whose head is the previous one ``obj``. Punctuation, roots and heads further away are more frequent.
+    """
     gold = [[(2, "det"), (3, "amod"), (0, "root"), (3, "punct")], [(0, "root")]]
-    previous, following = chains([4, 1], "det").values()
-    assert previous == [[(0, "det"), (1, "det"), (2, "det"), (3, "det")], [(0, "det")]]
+    train = [
+        [(2, "amod"), (3, "amod"), (4, "det"), (0, "root"), (4, "obj"), (5, "punct"), (6, "punct")],
+        [(2, "det:predet"), (0, "root"), (4, "punct"), (5, "punct"), (6, "punct"), (2, "advmod")],
+        [(2, "det:predet"), (0, "root"), (1, "advmod"), (1, "advmod"), (1, "advmod")],
+        *[[(0, "root")]] * 9,
+    ]
+    found = chains(train, [4, 1])
+    assert list(found) == ["the previous word as head (obj)", "the next word as head (det)"]
+    previous, following = found.values()
+    assert previous == [[(0, "obj"), (1, "obj"), (2, "obj"), (3, "obj")], [(0, "obj")]]
     assert following == [[(2, "det"), (3, "det"), (4, "det"), (0, "det")], [(0, "det")]]
     assert all(is_tree([head for head, _ in tree]) for tree in previous + following)
-    found = {name.split()[1]: tree_scores(gold, trees) for name, trees in chains([4, 1], "det").items()}
+    assert list(chains([[(0, "root")]], [1])) == ["the previous word as head (dep)", "the next word as head (dep)"]
+    found = {name.split()[1]: tree_scores(gold, trees) for name, trees in found.items()}
     assert {name: (scores["uas"], scores["las"]) for name, scores in found.items()} == {
         "previous": (40, 0),
         "next": (60, 20),
