@@ -60,7 +60,7 @@ def run(arguments: argparse.Namespace) -> None:
     text_name = "the validation split" if text is None else Path(arguments.text).name
     say("drawing the figures", "report")
     with explain_os_errors(f"{out}: the page cannot be written", "; choose another place with --out"):
-        write_report(out, runs, text_name, *results, arguments.over)
+        write_report(out, runs, text_name, *results, over=arguments.over)
 
 
 def check_arguments(arguments: argparse.Namespace, out: Path) -> None:

@@ -218,7 +218,11 @@ def over_cost_section(results: Sequence[Summary], runs: Sequence[PretrainingRun]
     section = Section("score_by_cost", "Score over the cost of pretraining", "AMOS Figure 6, TEAMS Figure 3")
     panels, unit = points_over_cost(results, runs, over)
     if not panels:
-        section.missing = "--glue DIR DIR ... adds it: the outputs of amos glue for two or more checkpoints of a run"
+        if over is not None:
+            section.missing = f"--over {over} has no effect: no run has two checkpoints with scores of one task; "
+        section.missing += (
+            "--glue DIR DIR ... or --tag DIR DIR ... adds it: outputs for two or more checkpoints of a run"
+        )
         return section
     section.caption = (
         f"Median score over {num_seeds(results)} of fine-tuning for each kept checkpoint of a run; bars are standard "

@@ -148,6 +148,18 @@ def test_runs_without_a_checkpoint_have_their_curves_and_count_once(tmp_path, ca
     assert stems == {"discriminator", "generator_loss", "of_the_user", "recall"}
 
 
+def test_scores_over_hours(tmp_path, capsys):
+    """20 updates took an hour; where no task has scores of two checkpoints there is no curve, and a line says so."""
+    run = write_metrics(tmp_path / "run")
+    scores = ["--glue", write_summary(tmp_path / "early", 10, run, RTE=50.0), "--over", "hours"]
+    page = Report(tmp_path, run, *scores, "--tag", write_tagging(tmp_path / "tag", 20, run))
+    line = "--over hours has no effect: no run has two checkpoints with scores of one task; --glue DIR DIR ... or --tag"
+    assert line in page.text
+    assert line in capsys.readouterr().out
+    page = Report(tmp_path, run, *scores, "--glue", write_summary(tmp_path / "late", 20, run, RTE=60.0))
+    assert "The horizontal axis counts hours of pretraining" in page.text
+
+
 def test_mistakes_are_one_line_and_leave_nothing(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_metrics(tmp_path / "run")
