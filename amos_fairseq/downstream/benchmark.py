@@ -57,7 +57,14 @@ class BenchmarkTask:
     data_sha256: str  # fingerprint of the prepared data; runs on other data are not continued
     trials: tuple[Hyperparameters, ...]  # the combinations of hyperparameters to run: one, or those of a grid
     notes: tuple[str, ...] = ()  # footnotes for the scores, such as a training set that differs from the official one
-    carries_rest: bool = False  # the examples that make no whole update at the end of an epoch begin the next one
+    sampling_exponent: float | None = (
+        None  # of the shares of several tasks that one model learns; None for a single task
+    )
+
+    @property
+    def carries_rest(self) -> bool:
+        """Whether the examples that make no whole update at the end of an epoch begin the next one."""
+        return self.sampling_exponent is not None
 
     @property
     def scores_best(self) -> bool:
@@ -104,6 +111,8 @@ def plan_runs(session: Session, tasks: Iterable[BenchmarkTask], intermediate: Pa
             for seed in session.seeds:
                 identity = origin | {"task": task.name, "seed": seed, "settings": settings.as_dict()}
                 identity |= {"data_sha256": task.data_sha256, "rows": task.num_examples}
+                if task.sampling_exponent is not None:
+                    identity["sampling_exponent"] = task.sampling_exponent
                 directory = session.out / "runs" / task.name / trial / f"seed{seed}"
                 runs.append(TaskRun(task, settings, trial, seed, finetune_from, directory, identity))
     return runs

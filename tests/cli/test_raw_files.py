@@ -145,6 +145,7 @@ def test_what_cannot_be_used_is_refused_in_one_line(start, tmp_path, capsys) -> 
         ("squad", ["--train", "absent", "--dev", "absent"], "absent: no such file"),
         ("tag", ["--train", "absent", "--dev", "absent"], "absent: no such file"),
         ("tag", ["--data", "d", "--column", "a"], "--column chooses from raw files"),
+        ("tag", ["--data", "d", "--sampling-exponent", "1"], "--sampling-exponent has no effect on a single column"),
         ("tag", ["--train", raw, "--dev", raw, "--column", "../a"], "'../a' cannot name a column"),
         ("tag", ["--train", raw, "--dev", raw, "--column", "x"], "has no column x: it has pos, ner"),
         ("tag", ["--train", raw, "--dev", raw, "--columns", "a"], "3 columns, expected 2 (word, a)"),

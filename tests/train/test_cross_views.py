@@ -136,6 +136,10 @@ def test_what_does_not_fit_is_refused_in_one_line(place, tmp_path, capsys):
         ([*files, "--unlabeled", source, "--views", "full,up"], "'up' is no view: give some of full,forward,backward"),
         (["--data", data["ner"], "--views", "full,full"], "'full' is there twice"),
         (["--data", data["ner"], "--views", "full", "--view-layers", "all"], "no effect with --views full"),
+        (
+            ["--data", data["ner"], "--views", "full", "--freeze-encoder"],
+            "--views train the encoder, which --freeze-enc",
+        ),
         (["--data", data["pos"], "--view-layers", "all"], "--view-layers has no effect without --views"),
         (["--data", data["pos"], "--labeled", "3"], "--labeled chooses from raw files"),
         (["--data", data["pos"], "--data", data["pos"]], "is another folder of the column pos"),

@@ -27,6 +27,13 @@ def rows_per_epoch(sizes: Sequence[int], exponent: float) -> list[int]:
     return [round(largest ** (1 - exponent) * size**exponent) for size in sizes]
 
 
+def note_on_shares(exponent: float) -> tuple[str, ...]:
+    """Return the footnote of scores with another exponent than the thesis has."""
+    if exponent == SAMPLING_EXPONENT:
+        return ()
+    return (f"a task of N rows has a share of the training proportional to N^{exponent:g} (--sampling-exponent)",)
+
+
 def check_epoch(num_rows: int, update: int) -> None:
     """Refuse an epoch of several tasks that is smaller than an update of so many rows."""
     if num_rows < update:

@@ -22,7 +22,7 @@ from amos_fairseq.checkpoints.read import load_checkpoint
 from amos_fairseq.downstream.benchmark import Benchmark, BenchmarkTask, TaskRun, batches, selection_flags, usable_folder
 from amos_fairseq.downstream.classification.scores import AVERAGE
 from amos_fairseq.downstream.linear import FrozenInput, linear_predictions, rows_to_fit
-from amos_fairseq.downstream.multi_task.dataset import SAMPLING_EXPONENT, check_epoch, rows_per_epoch
+from amos_fairseq.downstream.multi_task.dataset import SAMPLING_EXPONENT, check_epoch, note_on_shares, rows_per_epoch
 from amos_fairseq.downstream.recipes import WORDS, Hyperparameters
 from amos_fairseq.downstream.results import (
     Baselines,
@@ -39,7 +39,7 @@ from amos_fairseq.downstream.tagging.dataset import Column, TaggedSentences, Wor
 from amos_fairseq.downstream.tagging.prepare import WordSource, prepare_tagging_inside
 from amos_fairseq.downstream.tagging.schemes import OUTSIDE, main_score, scores
 from amos_fairseq.downstream.tagging.sentences import TASK_PREFIX, UNLABELED
-from amos_fairseq.downstream.views import FULL, TAGGING_VIEWS, WORD_DROPOUT, parse_views
+from amos_fairseq.downstream.views import FULL, TAGGING_VIEWS, WORD_DROPOUT, check_encoder_learns, parse_views
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import write_text
 from amos_fairseq.text.prepared_data import seen_note
@@ -150,8 +150,9 @@ def open_tagging(session: Session, data: Sequence[Path], exponent: float = SAMPL
         num_rows = sum(rows_per_epoch([len(of_column.train) for of_column in opened.values()], exponent))
         check_epoch(num_rows, max(trial.batch_size for trial in trials))
         sha256 = content_sha256({name: of_column.column.sha256 for name, of_column in opened.items()})
-        task = BenchmarkTask(name, num_rows, AVERAGE, sha256, trials, tuple(notes), carries_rest=True)
-    return Tagging(session, first.column.directory, {name: task}, opened, exponent)
+        notes = [*(f"{AND.join(opened)}: {note}" for note in note_on_shares(exponent)), *notes]
+        task = BenchmarkTask(name, num_rows, AVERAGE, sha256, trials, tuple(notes), exponent)
+    return Tagging(session, first.column.directory, {name: task}, opened)
 
 
 @dataclass
@@ -163,7 +164,6 @@ class Tagging(Benchmark):
     data: Path
     tasks: dict[str, BenchmarkTask]
     opened: dict[str, ColumnData]
-    exponent: float = SAMPLING_EXPONENT
 
     name = "tagging"
     title = "Sequence tagging, dev"
@@ -173,8 +173,9 @@ class Tagging(Benchmark):
     def train_flags(self, run: TaskRun) -> list[str]:
         directories = os.pathsep.join(str(opened.column.directory) for opened in self.opened.values())
         smoothing = ["--label-smoothing", str(run.hyperparameters.label_smoothing)]
-        exponent = ["--sampling-exponent", str(self.exponent)] if len(self.opened) > 1 else []
-        return [directories, *word_flags(run, self.session), *smoothing, *exponent]
+        flags = [directories, *word_flags(run, self.session), *smoothing]
+        exponent = run.task.sampling_exponent
+        return flags if exponent is None else [*flags, "--sampling-exponent", str(exponent)]
 
     def evaluate(self, task: str, checkpoint: Path, device: str, stop: threading.Event) -> dict[str, float]:
         """Return the scores of the dev set, and write ``predictions.txt`` and ``scores.json``. Of several columns there are
@@ -250,8 +251,8 @@ def word_trials(session: Session, views: Sequence[str], with_unlabeled: bool) ->
         chosen = parse_views(settings.views, views)
         if chosen and not with_unlabeled:
             raise UserError(f"--views {settings.views} needs sentences without labels: give them with --unlabeled")
-        if chosen and settings.freeze_encoder:
-            raise UserError("--views train the encoder, which --freeze-encoder keeps as it is: leave one of them out")
+        if chosen:
+            check_encoder_learns(settings.freeze_encoder)
         unused = [] if set(chosen) - {FULL, WORD_DROPOUT} else ["view_layers"]
         unused += [] if chosen else ["unlabeled_start"]
         for name in session.overrides.keys() & unused:

@@ -7,9 +7,8 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 from torch.nn.functional import relu
 
-from amos_fairseq.downstream.views import CROSS_VIEWS
+from amos_fairseq.downstream.views import CROSS_VIEWS, check_encoder_learns
 from amos_fairseq.downstream.views.modules import CrossViews, number_of_view_layers, predict_views
-from amos_fairseq.errors import UserError
 from amos_fairseq.functional.positions import gather_positions
 from amos_fairseq.models.configuration import make_transform
 from amos_fairseq.models.fine_tuning import FineTunedModel, reads_heads
@@ -97,8 +96,7 @@ class WordModel(FineTunedModel):
             view_layers: ``half`` or ``all`` of the layers give the states of one direction.
             mask: the token ``<mask>``.
         """
-        if self.cfg.freeze_encoder:
-            raise UserError("--views train the encoder, which --freeze-encoder keeps as it is: leave one of them out")
+        check_encoder_learns(self.cfg.freeze_encoder)
         num_layers = number_of_view_layers(view_layers, len(self.encoder.layers))
         self.cross_views = CrossViews(self.cfg.encoder_embed_dim, views, self.word_heads, num_layers, mask)
         self.initialize(self.cross_views)

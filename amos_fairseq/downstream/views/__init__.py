@@ -27,3 +27,8 @@ def parse_views(text: str, known: Sequence[str]) -> tuple[str, ...]:
             what = "is there twice" if view in allowed else "is no view"
             raise UserError(f"--views {text}: {view!r} {what}: give some of {','.join(allowed)}")
     return tuple(view for view in allowed if view in views)
+
+
+def check_encoder_learns(is_frozen: bool) -> None:
+    if is_frozen:
+        raise UserError("--views train the encoder, which --freeze-encoder keeps as it is: leave one of them out")

@@ -155,6 +155,16 @@ def test_a_run_of_all_tasks_has_a_row_of_single_tasks(start, data, tmp_path, fak
     assert fake_training.flag(flags, "--task") == "multi_task"
     rows = 17 + 20  # 20^0.25 * 16^0.75 is 16.9
     assert fake_training.flag(flags, "--total-num-update") == str(rows * 6 // 16)
+    assert fake_training.flag(flags, "--sampling-exponent") == "0.75"
+    assert not any("share of the training" in note for note in table.notes)
+    by_size = open_glue(opened, data, ["RTE", "STS-B"], GlueOptions(multi_task=True, sampling_exponent=1.0))
+    run = by_size.plan(by_size.tasks.values())[0]
+    assert run.identity["sampling_exponent"] == float(
+        fake_training.flag(by_size.train_flags(run), "--sampling-exponent")
+    )
+    assert "proportional to N^1 (--sampling-exponent)" in run.task.notes[0]
+    with pytest.raises(UserError, match=r"other settings \(sampling_exponent: 0\.75 there, 1\.0 here\)"):
+        run_benchmark(by_size)
 
 
 def test_the_archive_of_one_model_has_all_test_sets(start, data, tmp_path, fake_training):

@@ -41,6 +41,12 @@ def batches(task, epoch, batch_size, num_ranks=1, rank=0):
     return task.get_batch_iterator(task.datasets["train"], epoch=epoch, **arguments)
 
 
+def test_equal_shares(data):
+    task = make_task(data, sampling_exponent=0.0)
+    task.load_dataset("train")
+    assert task.datasets["train"].rows_of_tasks == [300] * 3
+
+
 def test_ranks_and_micro_batches_read_the_updates_of_one(data):
     """32 rows an update: one batch, 2 ranks of 16, and 2 micro-batches on each of 2 ranks; over three epochs."""
     one, two, four = make_task(data), make_task(data), make_task(data, update_freq=2)

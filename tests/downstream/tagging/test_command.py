@@ -8,6 +8,7 @@ import pytest
 from preparing import prepare
 from synthetic_tagging import make_sentences, prepare_tagging
 
+from amos_fairseq.downstream.benchmark import plan_runs
 from amos_fairseq.downstream.recipes import load_recipe
 from amos_fairseq.downstream.session import PretrainedCheckpoint, Session
 from amos_fairseq.downstream.tagging.command import open_tagging, word_trials
@@ -83,4 +84,17 @@ def test_a_constant_label_and_sentences_that_train_too(session, tmp_path):
     assert (of_pos.num_scored, of_pos.scores) == (len(tags), {f"most frequent label ({most})": {"accuracy": share}})
     (scores,) = of_ner.scores.values()
     assert scores.keys() == {"f1", "precision", "recall", "accuracy"}
-    assert list(open_tagging(session, [pos]).constants()) == ["tagging-pos"]
+    alone = open_tagging(session, [pos])
+    assert list(alone.constants()) == ["tagging-pos"]
+    # The exponent of the columns' shares is part of a run's identity and flags, and noted if it is not that of the thesis.
+    by_size = open_tagging(session, [pos, tmp_path / "data"], 1.0)
+    for benchmark, exponent in ((alone, None), (both, 0.75), (by_size, 1.0)):
+        run = plan_runs(session, benchmark.tasks.values())[0]
+        flags = [] if exponent is None else ["--sampling-exponent", str(exponent)]
+        assert run.identity.get("sampling_exponent") == exponent
+        assert [flag for flag in benchmark.train_flags(run) if flag in ("--sampling-exponent", str(exponent))] == flags
+    (task,) = by_size.tasks.values()
+    assert (
+        task.notes[0]
+        == "pos,ner: a task of N rows has a share of the training proportional to N^1 (--sampling-exponent)"
+    )

@@ -139,6 +139,8 @@ def test_without_views_batches_and_model_are_those_of_tagging(ner):
             make_task(ner, views=views)
     with pytest.raises(UserError, match=r"--unlabeled-start is a fraction of --max-update or --total-num-update"):
         make_task(ner, views="full", max_update=0)
+    with pytest.raises(UserError, match="--views train the encoder, which --freeze-encoder keeps as it is"):
+        build(viewed, freeze_encoder=True)
     with pytest.raises(UserError, match="all updates have the same size"):
         batches(make_task(ner, views="full", update_freq=[1, 2]))
 
@@ -246,6 +248,8 @@ def test_several_columns_share_unlabeled_sentences(ner, pos):
     weight = (14 * means[0] + 40 * means[1]) / 54 / means[2]
     assert float(loss) == pytest.approx(labeled + weight * divergence, rel=1e-4)
     assert {key for key in log if key.startswith("_count_")} >= {"_count_words/pos", "_count_right_spans/ner"}
+    equal = make_task(ner, pos, sampling_exponent=0.0)
+    assert equal.datasets["train"].rows_of_tasks == [40, 40]
     with pytest.raises(UserError, match="is another folder of the column ner"):
         make_task(ner, ner)
     with pytest.raises(UserError, match="--views needs sentences without labels"):

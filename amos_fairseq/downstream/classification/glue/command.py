@@ -40,7 +40,7 @@ from amos_fairseq.downstream.classification.labeling import predict_logits
 from amos_fairseq.downstream.classification.prepare import NAME as CLASSIFICATION
 from amos_fairseq.downstream.classification.prepare import prepare_inside, read_own_tasks
 from amos_fairseq.downstream.classification.scores import AVERAGE, average_score
-from amos_fairseq.downstream.multi_task.dataset import SAMPLING_EXPONENT, check_epoch, rows_per_epoch
+from amos_fairseq.downstream.multi_task.dataset import SAMPLING_EXPONENT, check_epoch, note_on_shares, rows_per_epoch
 from amos_fairseq.downstream.multi_task.teachers import (
     FOLDER,
     MULTI,
@@ -321,11 +321,12 @@ class MultiTaskGlue(Glue):
             usable_folder(data.directory)
         trials = self.session.recipe.trials_of(MULTI)
         tasks = [data.as_task(self.max_positions, trials) for data in self.prepared.values()]
-        num_rows = sum(rows_per_epoch([task.num_examples for task in tasks], self.options.sampling_exponent))
+        exponent = self.options.sampling_exponent
+        num_rows = sum(rows_per_epoch([task.num_examples for task in tasks], exponent))
         check_epoch(num_rows, max(trial.batch_size for trial in trials))
         sha256 = content_sha256({task.name: [task.data_sha256, task.num_examples] for task in tasks})
-        notes = tuple(note for task in tasks for note in task.notes)
-        return {MULTI: BenchmarkTask(MULTI, num_rows, AVERAGE, sha256, trials, notes, carries_rest=True)}
+        notes = (*note_on_shares(exponent), *(note for task in tasks for note in task.notes))
+        return {MULTI: BenchmarkTask(MULTI, num_rows, AVERAGE, sha256, trials, notes, exponent)}
 
     @property
     def model_name(self) -> str:
@@ -355,7 +356,8 @@ class MultiTaskGlue(Glue):
         return {AVERAGE: average_score(mains)} | all_scores
 
     def setup(self) -> dict[str, Any]:
-        return super().setup() | {"multi_task": list(self.prepared)}
+        more = {"multi_task": list(self.prepared), "sampling_exponent": self.options.sampling_exponent}
+        return super().setup() | more
 
     def summarize(self, results: Sequence[RunResult]) -> tuple[Sequence[RunResult], dict[str, TaskSummary]]:
         """Return a result for each task of each run. Trial and best run are those of the average."""
