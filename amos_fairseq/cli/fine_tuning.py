@@ -71,7 +71,7 @@ def add_arguments(
     if has_pairs:
         text = "</s> between the texts of a pair, 1 or 2 (default: the recipe's: 2 in amos and amos_grid, else 1)"
         add("--num-separators", type=int, choices=(1, 2), metavar="N", help=text)
-    text = "repeat all epochs until there are N updates or more, for small data (default: the recipe's, 0)"
+    text = "repeat all epochs until there are N updates or more, for small data (default: the recipe's)"
     add("--min-updates", type=int, metavar="N", help=text)
     text = "the head reads layer K (a number from 1 on), and the layers above it are left out; mix: a learned mixture of all "
     text += "layers; or last (default: the recipe's, last)"

@@ -107,7 +107,10 @@ def repair_last_checkpoint(save_dir: str, suffix: str = "", is_written: bool = T
     last = os.path.join(save_dir, f"checkpoint_last{suffix}.pt")
     exists = os.path.exists(last)
     if os.path.islink(last) and not exists:  # to start from scratch, or from an older checkpoint, would lose the run
-        raise UserError(f"{last} is a link to {os.readlink(last)}, which does not exist: mount its disk, or remove it")
+        raise UserError(
+            f"{last} is a link to {os.readlink(last)}, which does not exist: mount its disk, or remove the link to continue "
+            "from the other checkpoints there, or from scratch if there are none"
+        )
     is_usable = is_written and exists and is_complete(last)
     newest = newest_complete_checkpoint(save_dir, suffix, os.path.getmtime(last) if is_usable else -math.inf)
     if newest is None:
@@ -161,6 +164,7 @@ def return_comparable_scores(validate: Callable[..., Any], cfg: Any, *args: Any,
     except KeyError as error:
         if error.args != (metric,):
             raise
-        raise UserError(f"checkpoint.best_checkpoint_metric={metric} is not logged") from error
+        flag = f"--best-checkpoint-metric {metric} (checkpoint.best_checkpoint_metric)"
+        raise UserError(f"{flag} is not logged: give a number of the log of the validation, such as loss") from error
     numbers = [None if score is None else float(score) for score in scores]
     return [worst if number is not None and math.isnan(number) else number for number in numbers]

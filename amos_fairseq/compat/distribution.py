@@ -149,7 +149,10 @@ def _check_slurm(training: Any, environment: Mapping[str, str], num_gpus: int) -
     num_nodes = int(environment.get("SLURM_NNODES", 1))
     num_tasks = int(environment.get("SLURM_NTASKS", num_nodes))
     if num_nodes > 1 and training.distributed_port <= 0:
-        raise UserError(f"{num_nodes} Slurm nodes need a common port: give --distributed-port, such as 29500")
+        raise UserError(
+            f"{num_nodes} Slurm nodes need a common port: give --distributed-port (distributed_training.distributed_port), "
+            "the same on all nodes, such as 29500"
+        )
     if num_tasks > num_nodes and num_tasks != training.distributed_world_size:
         raise UserError(
             f"Slurm has {num_tasks} tasks but --distributed-world-size is {training.distributed_world_size}: give one "

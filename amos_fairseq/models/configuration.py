@@ -269,7 +269,7 @@ def check_modern(cfg: EncoderConfig) -> None:
         raise ValueError(f"--local-attention {cfg.local_attention} is odd: half of it is on each side of a token")
     if cfg.encoder_embed_dim // cfg.encoder_attention_heads % 2:
         heads = f"{cfg.encoder_attention_heads} attention heads of the width {cfg.encoder_embed_dim}"
-        raise ValueError(f"--encoder {MODERN} rotates pairs of numbers: {heads} have odd widths")
+        raise ValueError(f"--encoder {MODERN} rotates pairs of numbers: {heads} have odd widths: give fewer or more")
 
 
 def has_biases(cfg: EncoderConfig) -> bool:

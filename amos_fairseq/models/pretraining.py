@@ -38,6 +38,7 @@ logger = logging.getLogger(__name__)
 # What an imported model may bring along: BERT's pooler, and :mod:`amos_fairseq.hugging_face.sentence_files`.
 SENTENCE_FILES = "sentence_files"
 BROUGHT_ALONG = (*POOLER, SENTENCE_FILES)
+NO_NEXT_TOKEN = "this model does not predict the next token: score texts with amos score"
 
 
 class PretrainingBatch(NamedTuple):
@@ -155,8 +156,7 @@ class PretrainingModel(BaseFairseqModel, abc.ABC):
         vocabulary = PaddedVocabulary.of(task.source_dictionary)
         try:
             if isinstance(task, LanguageModelingTask):  # also that of fairseq-eval-lm
-                advice = "score texts with amos score, and pretrain with --task text_pretraining"
-                raise UserError(f"this model does not predict the next token (--task language_modeling): {advice}")
+                raise UserError(NO_NEXT_TOKEN)
             if isinstance(task, MaskedLMTask):
                 if cls.for_masked_lm is None:
                     raise UserError("--task masked_lm trains --arch mlm_*: give one, or --task text_pretraining")

@@ -272,7 +272,10 @@ def check_settings(cfg: TeamsConfig, num_samplable: int) -> None:
     if not 1 <= cfg.negative_samples < num_samplable:  # the original is not a negative
         raise ValueError(f"--negative-samples {cfg.negative_samples} must be from 1 to {num_samplable - 1}")
     if not present:
-        raise ValueError("--mws-loss-weight 0 --rtd-loss-weight 0 leaves no task: give one, or train --arch mlm_base")
+        raise ValueError(
+            "--mws-loss-weight 0 --rtd-loss-weight 0 leaves the discriminator no task: give one of them a weight, or train a "
+            "masked language model (--arch mlm_base --criterion mlm)"
+        )
     if cfg.representation not in present:
         raise ValueError(f"--representation {cfg.representation} is a branch of weight 0: give {present[0]}")
     if len(present) == 1 and cfg.task_heads != "attention":

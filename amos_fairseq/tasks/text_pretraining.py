@@ -30,7 +30,7 @@ from amos_fairseq.data.phases import Phase, PhasedBlocks, PhaseIterator, read_ph
 from amos_fairseq.data.seeding import Purpose, noise_seed
 from amos_fairseq.data.vocabulary import Vocabulary, shard_directories
 from amos_fairseq.errors import UserError
-from amos_fairseq.models.pretraining import GeneratorNetwork, PretrainingModel
+from amos_fairseq.models.pretraining import NO_NEXT_TOKEN, GeneratorNetwork, PretrainingModel
 from amos_fairseq.recipes import PRECISIONS
 from amos_fairseq.setting_checks import check_ranges, setting
 from amos_fairseq.tasks.corpus_task import CorpusTask, arch_name
@@ -313,6 +313,10 @@ class TextPretrainingTask(CorpusTask):
         settings = self.iterator_settings(dataset, epoch, **settings)
         self.phase_iterator = PhaseIterator(dataset, self.phases, sizes, self.due_phase, start, **settings)
         return self.phase_iterator
+
+    def eval_lm_dataloader(self, *args: Any, **kwargs: Any) -> None:
+        """Refuse ``fairseq-eval-lm``, which alone calls this."""
+        raise UserError(NO_NEXT_TOKEN)
 
     def before_step(self, sample: dict[str, Any], criterion: Any, update_num: int) -> dict[str, Any]:
         if self.phase_iterator is not None:

@@ -157,7 +157,7 @@ def test_a_link_to_a_disk_that_is_not_mounted_is_an_error(others: bool, save_dir
     last = folder / "checkpoint_last.pt"
     last.unlink(missing_ok=True)
     last.symlink_to("/not/mounted/checkpoint_last.pt")
-    line = f"{last} is a link to /not/mounted/checkpoint_last.pt, which does not exist: mount its disk"
+    line = f"{last} is a link to /not/mounted/checkpoint_last.pt, which does not exist: mount its disk, or remove the link to"
     with pytest.raises(UserError, match=line):
         repair_last_checkpoint(str(folder))
     assert last.is_symlink()
@@ -251,6 +251,19 @@ def validated(scores, maximize=True):
     settings = SimpleNamespace(maximize_best_checkpoint_metric=maximize, best_checkpoint_metric="score")
     cfg = SimpleNamespace(checkpoint=settings)
     return checkpoints.return_comparable_scores(lambda cfg, trainer: list(scores), cfg, "trainer")
+
+
+@pytest.mark.parametrize("name", ["score", "other"])
+def test_a_score_that_is_not_logged_is_named(name):
+    """Another missing key is a fault of the program."""
+
+    def validate(cfg):
+        return {"loss": 1.0}[name]
+
+    settings = SimpleNamespace(maximize_best_checkpoint_metric=True, best_checkpoint_metric="score")
+    with pytest.raises(UserError if name == "score" else KeyError) as raised:
+        checkpoints.return_comparable_scores(validate, SimpleNamespace(checkpoint=settings))
+    assert name != "score" or "--best-checkpoint-metric score (" in str(raised.value)
 
 
 def test_a_numpy_scalar_becomes_a_python_number(tmp_path):

@@ -62,7 +62,7 @@ BY_TASK = {"SLURM_STEP_NODELIST": "node0", "SLURM_NTASKS": "4", "SLURM_LOCALID":
         ({"distributed_world_size": 4}, {}, 2, r"--distributed-world-size is 4 but this machine has 2 GPUs"),
         ({}, {"WORLD_SIZE": "4", "RANK": "1"}, 8, r"WORLD_SIZE=4 .* but MASTER_ADDR, MASTER_PORT is not"),
         ({}, {"SLURM_STEP_NUM_TASKS": "3"}, 0, r"srun has started 3 processes .* overwrite the others'"),
-        ({"distributed_world_size": 64}, NODES, 8, r"8 Slurm nodes need a common port: give --distributed-port"),
+        ({"distributed_world_size": 64}, NODES, 8, r"8 Slurm nodes need a common port: .*, the same on all nodes"),
         ({"distributed_world_size": 4}, BY_TASK, 1, r"SLURM_LOCALID=2 but this task sees 1 GPUs: request GPUs by node"),
         ({}, torchrun_environment(3, 4, LOCAL_RANK="3"), 2, r"LOCAL_RANK=3 but there are 2 GPUs"),
     ],

@@ -23,7 +23,10 @@ REFUSED = {
         (MODERN | {"token_types": 2}, "has no token types"),
         (MODERN | {"local_attention": 5}, "--local-attention 5 is odd"),
         (MODERN | {"embedding_dim": 8}, "leave --embedding-dim out"),
-        (MODERN | {"encoder_embed_dim": 18, "encoder_attention_heads": 6}, "rotates pairs of numbers"),
+        (
+            MODERN | {"encoder_embed_dim": 18, "encoder_attention_heads": 6},
+            "rotates pairs .* odd widths: give fewer or more",
+        ),
     ],
     "amos": [
         ({"generator_depths": ""}, "--generator-depths needs ascending layer numbers .* got ''"),
@@ -79,7 +82,10 @@ REFUSED = {
         ({"generator_loss_tokens": "sampled"}, "--generator-size 1 --generator-loss-tokens all"),
     ],
     "teams": [
-        ({"mws_loss_weight": 0.0, "rtd_loss_weight": 0.0}, "--arch mlm_base"),
+        (
+            {"mws_loss_weight": 0.0, "rtd_loss_weight": 0.0},
+            "give one of them a weight, .*--arch mlm_base --criterion mlm",
+        ),
         ({"mws_loss_weight": 0.0}, "mws is a branch of weight 0: give rtd"),
         ({"rtd_loss_weight": 0.0, "representation": "rtd"}, "rtd is a branch of weight 0: give mws"),
         ({"mws_loss_weight": float("nan")}, "--mws-loss-weight nan"),

@@ -14,6 +14,7 @@ from amos_fairseq.models.configuration import EncoderConfig
 from amos_fairseq.models.electra import ElectraConfig, ElectraModel
 from amos_fairseq.models.mlm import MlmModel
 from amos_fairseq.models.pretraining import PretrainingBatch
+from amos_fairseq.tasks.text_pretraining import TextPretrainingTask
 
 
 def stock_task() -> MaskedLMTask:
@@ -52,6 +53,8 @@ def test_other_objectives_are_refused() -> None:
 
 
 def test_the_next_token_is_not_predicted() -> None:
-    """The task of ``fairseq-eval-lm``."""
-    with pytest.raises(UserError, match="score texts with amos score"):
+    """With the task of ``fairseq-eval-lm``, and with that of the checkpoint."""
+    with pytest.raises(UserError, match=r"score texts with amos score$"):
         MlmModel.build_model(EncoderConfig(**ENCODER_SETTINGS), LanguageModelingTask(None, small_dictionary()))
+    with pytest.raises(UserError, match=r"score texts with amos score$"):
+        TextPretrainingTask.eval_lm_dataloader(None, dataset=[], max_tokens=36000)

@@ -48,7 +48,8 @@ _OTHER_FORMS = (
     (
         r"[^\s,;|]*([,;|][^\s,;|]*)+\s*$",
         "CSV",
-        "write tabs, as to_csv of pandas with sep='\\t', quoting=3, index=False",
+        "write tabs, for example with pandas: read_csv(FILE, sep=SEPARATOR, header=None, dtype=str, keep_default_na=False, "
+        "skip_blank_lines=False).to_csv(NEW, sep='\\t', quoting=3, header=False, index=False)",
     ),
     (
         r"[^\s/]+/\S+( +[^\s/]+/\S+)*\s*$",
@@ -143,9 +144,8 @@ def _read_word_lines(path: Path, names: Sequence[str] | None, labeled: bool) -> 
         raise UserError(f"{path}: {with_blank:,} of {len(words):,} words have blanks inside: expected one word a line")
     quoted = [row.number for rows in sentences for row in rows if _QUOTED.fullmatch(row.cells[places[WORD]])]
     if quoted:
-        notes.append(
-            f"{len(quoted):,} words have the quotes of CSV, the first in line {quoted[0]}: write with quoting=3"
-        )
+        advice = "if pandas wrote them, write them with quoting=3"
+        notes.append(f"{len(quoted):,} words have the quotes of CSV, the first in line {quoted[0]}: {advice}")
     return WordFile(path, COLUMNS, [_sentence(rows, places, WORD) for rows in sentences if rows], notes)
 
 
@@ -287,8 +287,8 @@ def _places_of_columns(
         notes.append("column 1 is the index of the word in its sentence, and left out")
         start = 1
     if names and not start:
-        expected = f"{len(names)} ({', '.join(names)})"
-        raise UserError(f"{path}: {width} columns, expected {expected}: --columns names those after the word, or all")
+        problem = f"{path}: {width} columns, expected {len(names)} ({', '.join(names)})"
+        raise UserError(f"{problem}: --columns names those after the word, or all, with {WORD} among them")
     if names is None:
         columns = list(zip(*(row.cells[start:] for rows in sentences for row in rows), strict=True))
         _check_words(path, columns, start)
@@ -361,7 +361,8 @@ def _problem_of_labels(words_name: str, num_words: int, columns: dict[str, Any])
     for name, labels in columns.items():
         count = len(labels) if isinstance(labels, list) else "no"
         if count != num_words:
-            return f"{words_name} has {num_words} words and {name} {count} labels: correct or remove {name}"
+            problem = f"{words_name} has {num_words} words and {name} {count} labels"
+            return f"{problem}: correct it, or remove {name} if it does not label words"
         for label in labels:
             if isinstance(label, int):
                 return f"{name} has numbers without names ({label!r:.20}): {NAMES_OF_NUMBERS}"
