@@ -1,10 +1,12 @@
 """``amos inspect``: show what a pretrained model does with one text, in the terminal and as an HTML page."""
 
 import argparse
+import re
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from amos_fairseq.cli.arguments import add_checkpoint, add_subcommand, import_fairseq
+from amos_fairseq.cli.arguments import add_checkpoint, add_subcommand, import_fairseq, refuse_given
 from amos_fairseq.errors import UserError, explain_os_errors
 from amos_fairseq.files import write_text
 from amos_fairseq.strangers import read_text
@@ -36,15 +38,24 @@ def add_parser(subparsers: Any) -> None:
     add("--html", metavar="FILE", help="also write an HTML page (default: the terminal alone)")
     text = "draw the attention of these heads instead, such as 5-1 6-4; layers and heads count from 1 on"
     add("--attention", nargs="+", metavar="LAYER-HEAD", type=layer_and_head, help=text)
-    add("--out", metavar="DIR", type=Path, default="plots", help="folder for the picture of --attention")
+    add("--out", metavar="DIR", type=Path, default=Path("plots"), help="folder for the picture of --attention")
 
 
 def layer_and_head(text: str) -> tuple[int, int]:
-    layer, _, head = text.partition("-")
-    return int(layer), int(head)
+    match = re.fullmatch(r"([0-9]{1,9})-([0-9]{1,9})", text)
+    if match is None:
+        raise argparse.ArgumentTypeError(f"{text!r:.60} is no attention head: give LAYER-HEAD, such as 5-1")
+    return int(match[1]), int(match[2])
 
 
 def run(arguments: argparse.Namespace) -> None:
+    if arguments.attention is None:
+        refuse_given(arguments, ["out"], "has no effect without --attention")
+    else:
+        refuse_given(arguments, ["html", "seed", "top", "mask_prob"], "has no effect with --attention")
+        if repeated := [one for one, count in Counter(arguments.attention).items() if count > 1]:
+            layer, head = repeated[0]
+            raise UserError(f"--attention has {layer}-{head} twice: give each head once")
     mask_prob = arguments.mask_prob
     if mask_prob is not None and not 0 < mask_prob < 1:
         raise UserError(f"--mask-prob {mask_prob:g} is out of range: give a number between 0 and 1, such as 0.15")

@@ -165,6 +165,6 @@ def return_comparable_scores(validate: Callable[..., Any], cfg: Any, *args: Any,
         if error.args != (metric,):
             raise
         flag = f"--best-checkpoint-metric {metric} (checkpoint.best_checkpoint_metric)"
-        raise UserError(f"{flag} is not logged: give a number of the log of the validation, such as loss") from error
+        raise UserError(f"{flag} is not logged: give one that the validation logs, such as loss") from error
     numbers = [None if score is None else float(score) for score in scores]
     return [worst if number is not None and math.isnan(number) else number for number in numbers]

@@ -132,7 +132,7 @@ class GroupedAdam(FairseqOptimizer):
         if here != saved:
             raise UserError(
                 f"the checkpoint's optimizer has groups of {saved} parameters, this run's of {here}: keep "
-                "--decay-all-parameters, the model, and whether there is a --layer-wise-lr-decay and a "
+                "--decay-all-parameters, --freeze-encoder, the model, and whether there is a --layer-wise-lr-decay and a "
                 "--discriminator-lr-scale or --encoder-lr-scale as they were, or give --reset-optimizer"
             )
         flags = [{name: group[name] for name in SET_BY_FLAGS} for group in self.param_groups]

@@ -67,6 +67,11 @@ def recorded_attention(encoder: TransformerEncoder) -> Iterator[list[Tensor]]:
             attention.attend = before
 
 
+def check_finite(part: ProbedPart, weights: Tensor) -> None:
+    if not torch.isfinite(weights).all():
+        raise UserError(f"the attention of {part.name} is not finite: its training diverged")
+
+
 def attention_between_words(weights: Tensor, words: Sequence[tuple[int, int]]) -> Tensor:
     """Return how much each word attends to each other one: [...,T,T] -> [...,W,W], -1 for a word to itself.
 
@@ -120,8 +125,7 @@ def count_heads(
                 columns = np.array([column_of[arc[2]] for arc in arcs])
                 np.add.at(totals, columns, 1)
                 of_layers = torch.stack([of_layer[row] for of_layer in weights])  # [layers,H,T,T]
-                if not torch.isfinite(of_layers).all():
-                    raise UserError(f"the attention of {part.name} is not finite: its training diverged")
+                check_finite(part, of_layers)
                 most = attention_between_words(of_layers, pieces).argmax(-1).cpu().numpy()  # [layers,H,W]
                 right = most[..., dependents] == gold
                 np.add.at(heads, (..., columns), right)

@@ -13,7 +13,7 @@ from amos_fairseq.checkpoints.read import LoadedCheckpoint
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import explain_write_errors
 from amos_fairseq.output.pictures import RC_PARAMS, figure_of_panels, run_colour, save
-from amos_fairseq.probing.attention import recorded_attention
+from amos_fairseq.probing.attention import check_finite, recorded_attention
 from amos_fairseq.probing.features import parts_of
 from amos_fairseq.report.pages import printable
 
@@ -43,7 +43,9 @@ def attention_of_heads(
     with recorded_attention(encoder) as weights:
         encoder(part.embed_tokens(tokens[None]), tokens[None].eq(loaded.dictionary.pad()))
     pieces = [loaded.dictionary[token] for token in tokens.tolist()]
-    return pieces, [weights[layer - 1][0, head - 1] for layer, head in heads]
+    of_heads = [weights[layer - 1][0, head - 1] for layer, head in heads]
+    check_finite(part, torch.stack(of_heads))
+    return pieces, of_heads
 
 
 def attention_figure(pieces: Sequence[str], panels: dict[str, Tensor]) -> Figure:

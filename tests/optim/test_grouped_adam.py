@@ -170,7 +170,7 @@ def test_changed_flags_apply_after_a_resume():
     changed.load_state_dict(saved, {"eps": 0.5})
     assert {(group["betas"], group["eps"]) for group in changed.param_groups} == {((0.8, 0.9), 0.5)}
     assert [group["weight_decay"] for group in changed.param_groups] == [0.3, 0.0]
-    with pytest.raises(UserError, match="keep --decay-all-parameters"):
+    with pytest.raises(UserError, match="keep --decay-all-parameters, --freeze-encoder, the model"):
         GroupedAdam(config(decay_all_parameters=True), model.parameters()).load_state_dict(saved)
 
 

@@ -11,6 +11,7 @@ from saved_models import TEXT, write_run
 
 from amos_fairseq.checkpoints.read import load_checkpoint
 from amos_fairseq.cli.main import main
+from amos_fairseq.errors import UserError
 from amos_fairseq.models.pretraining import PretrainingBatch
 from amos_fairseq.probing.attention import recorded_attention
 from amos_fairseq.report.attention import attention_figure, attention_of_heads
@@ -221,6 +222,12 @@ def test_a_picture_of_attention_has_a_line_for_each_pair_of_tokens(save_dir, pre
             (_, token), (_, other) = line.tolist()
             assert darkness == own[int(token), int(other)]
         assert [text.get_text() for text in ax.texts] == [piece for piece in pieces for _ in range(2)]
+    pretrained.model.encoder.layers[0].ffn_norm.weight.data.fill_(float("nan"))
+    with pytest.raises(UserError, match="the attention of discriminator is not finite: its training diverged"):
+        attention_of_heads(pretrained, text, [(2, 1), (1, 2)])
+    with pytest.raises(SystemExit):
+        main(["inspect", str(save_dir), "--attention", "5"])
+    assert "--attention: '5' is no attention head: give LAYER-HEAD, such as 5-1" in capsys.readouterr().err
 
 
 def test_mistakes_are_one_line(save_dir, monkeypatch, capsys):
@@ -242,6 +249,12 @@ def test_mistakes_are_one_line(save_dir, monkeypatch, capsys):
             "has the layers 1 to 2 with the heads 1 to 2: give LAYER-HEAD",
         ),
         ([".", "--text", "the end " * 99, "--attention", "1-1"], "give a shorter text"),
+        ([".", "--attention", "1-1", "2-1", "1-1"], "--attention has 1-1 twice: give each head once"),
+        ([".", "--attention", "1-1", "--html", "page.html"], "--html has no effect with --attention"),
+        ([".", "--attention", "1-1", "--seed", "2"], "--seed has no effect with --attention"),
+        ([".", "--attention", "1-1", "--top", "2"], "--top has no effect with --attention"),
+        ([".", "--attention", "1-1", "--mask-prob", "0.2"], "--mask-prob has no effect with --attention"),
+        ([".", "--text", "the end", "--out", "pictures"], "--out has no effect without --attention"),
     ):
         assert named in error_line(capsys, main, "inspect", *arguments), arguments
     assert not list(save_dir.glob("*.html"))
