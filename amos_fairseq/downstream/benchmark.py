@@ -110,8 +110,10 @@ def plan_runs(session: Session, tasks: Iterable[BenchmarkTask], intermediate: Pa
             trial = trial_name(settings, task.trials)
             for seed in session.seeds:
                 identity = origin | {"task": task.name, "seed": seed, "settings": settings.as_dict()}
-                identity |= {"data_sha256": task.data_sha256, "rows": task.num_examples}
-                if task.sampling_exponent is not None:
+                identity["data_sha256"] = task.data_sha256
+                if task.sampling_exponent is None:
+                    identity["rows"] = task.num_examples
+                else:  # the number of rows follows from it
                     identity["sampling_exponent"] = task.sampling_exponent
                 directory = session.out / "runs" / task.name / trial / f"seed{seed}"
                 runs.append(TaskRun(task, settings, trial, seed, finetune_from, directory, identity))

@@ -163,8 +163,12 @@ def test_a_run_of_all_tasks_has_a_row_of_single_tasks(start, data, tmp_path, fak
         fake_training.flag(by_size.train_flags(run), "--sampling-exponent")
     )
     assert "proportional to N^1 (--sampling-exponent)" in run.task.notes[0]
-    with pytest.raises(UserError, match=r"other settings \(sampling_exponent: 0\.75 there, 1\.0 here\)"):
-        run_benchmark(by_size)
+    for work, what in (
+        (lambda: run_benchmark(by_size), "results with other settings"),
+        (run.check_directory, "another run"),
+    ):
+        with pytest.raises(UserError, match=rf"holds {what} \(sampling_exponent: 0\.75 there, 1\.0 here\)"):
+            work()
 
 
 def test_the_archive_of_one_model_has_all_test_sets(start, data, tmp_path, fake_training):
