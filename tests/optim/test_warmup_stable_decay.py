@@ -78,5 +78,5 @@ def test_a_branch_decays_from_its_start_and_continues(minutes: float) -> None:
 def test_a_state_of_polynomial_decay_is_taken_over() -> None:
     ours = schedule(total_num_update=100)
     ours.load_state_dict({"best": 2.5})
-    state = dict.fromkeys(WarmupStableDecay.STATE, 0) | {"decay_start": None}
+    state = dict.fromkeys(WarmupStableDecay.STATE, 0) | {"update_phase": None, "decay_start": None}
     assert ours.state_dict() == state | {"best": 2.5, "share_of_peak": 1.0}
