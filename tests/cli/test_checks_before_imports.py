@@ -35,7 +35,7 @@ MISTAKES = {
     "score start.pt --pairs rows.tsv --corpus absent": ABSENT,
     "inspect start.pt --file absent": "absent is missing: give a text in UTF-8",
     "report folder --glue absent": ABSENT,
-    "train mlm_mini task.data=folder": "folder has neither dict.txt nor corpus.json: give the directory that amos prepare wrote",
+    "train mlm_mini task.data=folder": "folder has neither dict.txt nor corpus.json: give the directory",
 }
 
 
