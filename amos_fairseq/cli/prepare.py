@@ -145,9 +145,7 @@ constant memory. An interrupted run continues when the command is repeated."""
     add("--valid-megabytes", type=float, default=4, help="hold out no more than this")
     add("--sample-megabytes", type=float, default=200, help="text to learn pieces from")
     add("--shard-megabytes", type=float, default=1000, help="maximum text of one shard")
-    text = (
-        "on N machines: encode the part I of the shards, from 0 to N-1. Each machine reads all inputs, learns the same "
-    )
+    text = "on N machines: encode part I of the shards, from 0 to N-1. Each machine reads all inputs, learns the same "
     text += "vocabulary (or gets --tokenizer) and has its own --out; train with task.data=OUT0:OUT1:... (default: all shards)"
     add("--shard", metavar="I/N", help=text)
 

@@ -29,9 +29,7 @@ def add_parser(subparsers: Any) -> None:
     add("--glue", **several, help=text)
     add("--tag", **several, help="outputs of amos tag or amos parse (default: none)")
     add("--probe", **several, help="outputs of amos probe (default: none)")
-    text = (
-        "what the scores of kept checkpoints are drawn over (default: flops for several runs, if known, else updates)"
-    )
+    text = "draw the scores of kept checkpoints over this (default: flops for several runs, if known, else updates)"
     add("--over", choices=("updates", "hours", "flops"), help=text)
     add("--text", metavar="FILE", help="UTF-8 held-out text for Figure 1a (default: the run's validation split)")
     text = "text for Table 9; can be repeated (default: a paragraph of the run's validation split)"

@@ -35,9 +35,7 @@ def add_parser(subparsers: Any) -> None:
     add = parser.add_argument_group("minimal pairs").add_argument
     text = "instead of FILE: JSON lines with sentence_good and sentence_bad, as in BLiMP (default: score FILE)"
     add("--pairs", metavar="F", type=Path, nargs="+", help=text)
-    text = (
-        "also score by the frequencies of pieces in this corpus of amos prepare, DIR or DIR0:DIR1:... (default: do not)"
-    )
+    text = "also score by the frequencies of pieces in a corpus of amos prepare, DIR or DIR0:DIR1:... (default: do not)"
     add("--corpus", metavar="DATA", help=text)
     text = "also score by random weights in the same architecture (default: do not)"
     add("--baseline", action="store_true", help=text)
@@ -46,7 +44,8 @@ def add_parser(subparsers: Any) -> None:
 def run(arguments: argparse.Namespace) -> None:
     check_arguments(arguments)
     texts = arguments.pairs or ([] if arguments.file == "-" else [arguments.file])
-    import_fairseq(arguments.checkpoint, inputs=[*texts, *(arguments.corpus or "").split(":"), arguments.tokenizer])
+    corpus = arguments.corpus.split(":") if arguments.corpus else []
+    import_fairseq(arguments.checkpoint, inputs=[*texts, *corpus, arguments.tokenizer])
     from amos_fairseq.checkpoints.encoder import check_device
     from amos_fairseq.checkpoints.read import load_checkpoint
     from amos_fairseq.scoring.lines import score_file

@@ -71,8 +71,8 @@ def test_perfect_reversed_and_one_sided():
     perfect = torch.tensor([1e4, -1e4, 3.0, -3.0])
     assert auc(perfect, replaced) == 1.0
     assert auc(-perfect, replaced) == 0.0
-    for nobody in (torch.zeros(4, dtype=torch.bool), torch.ones(4, dtype=torch.bool)):
-        assert math.isnan(auc(perfect, nobody))
+    for one_class in (torch.zeros(4, dtype=torch.bool), torch.ones(4, dtype=torch.bool)):
+        assert math.isnan(auc(perfect, one_class))
 
 
 def test_logged_rates_match_scikit_learn_over_all_batches():
@@ -108,9 +108,9 @@ def test_logged_rates_match_scikit_learn_over_all_batches():
 
 
 def test_rates_without_a_denominator():
-    nobody = torch.zeros(2, 5, dtype=torch.bool)
+    replaced = torch.zeros(2, 5, dtype=torch.bool)
     logits = torch.full((2, 5), -1.0)
-    totals = detection_sums(logits, nobody, ~nobody) | {"rtd_loss": detection_losses(logits, nobody).sum()}
+    totals = detection_sums(logits, replaced, ~replaced) | {"rtd_loss": detection_losses(logits, replaced).sum()}
     with metrics.aggregate(new_root=True) as aggregated:
         log_detection(totals, 3)
     got = aggregated.get_smoothed_values()
