@@ -198,7 +198,7 @@ def device_of_ranks(on_gpu: bool) -> Device:
 
 
 def supports_bf16(on_gpu: bool) -> bool:
-    """Return whether matrix products in bfloat16 are instructions of the device; emulated ones are slower than float32.
+    """Return whether the device has instructions with which matrix products in bfloat16 are faster than in float32.
 
     Asking the current GPU opens a CUDA context on it: in a process that only starts others, see :func:`gpus_support_bf16`.
     """
@@ -206,13 +206,13 @@ def supports_bf16(on_gpu: bool) -> bool:
         return torch.cuda.is_bf16_supported(including_emulation=False)
     if not torch.backends.mkldnn.is_available():  # PyTorch's own kernels use no such instruction
         return False
-    # On ARM, oneDNN asks for the instructions. On x86 AVX-512 is enough for it, which converts every operand to float32.
+    # On ARM, oneDNN asks for the instructions. On x86 AVX-512 is enough for it, which converts every operand to float32, and with
+    # AVX512_BF16 alone products had half the speed of float32 (docs/precision.md). All processors with AMX tiles have amx_bf16.
     if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         return False
     if platform.machine().lower() not in ("x86_64", "amd64"):
         return True
-    # All processors with AMX tiles have amx_bf16.
-    return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    return torch.cpu._is_amx_tile_supported()
 
 
 def gpus_support_bf16() -> bool:

@@ -38,17 +38,18 @@ def main() -> None:
     parser.add_argument(
         "settings", nargs="*", metavar="KEY=VALUE", help="for every run, such as optimization.max_update=200"
     )
+    parser.add_argument("--study", type=Path, default=ROWS, help="YAML file with the rows (default: rows.yaml)")
     parser.add_argument("--rows", help="names, separated by commas (default: all)")
     parser.add_argument("--parallel", type=int, default=2, help="runs at a time (default: 2)")
     arguments = parser.parse_intermixed_args()
     if arguments.parallel < 1:
         parser.error("--parallel must be 1 or more")
-    study = yaml.safe_load(ROWS.read_text(encoding="utf-8"))
+    study = yaml.safe_load(arguments.study.read_text(encoding="utf-8"))
     names = arguments.rows.split(",") if arguments.rows else list(study["rows"])
     try:
         unknown = sorted(set(names) - set(study["rows"]))
         if unknown:
-            raise UserError(f"there is no row {', '.join(unknown)}: {ROWS} has {', '.join(study['rows'])}")
+            raise UserError(f"there is no row {', '.join(unknown)}: {arguments.study} has {', '.join(study['rows'])}")
         with ThreadPoolExecutor(arguments.parallel) as pool:
             jobs = [
                 pool.submit(train, name, study, arguments.data, arguments.out, arguments.settings) for name in names
