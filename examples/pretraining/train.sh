@@ -29,9 +29,10 @@ case "$recipe" in
         --keep-interval-updates 2 --keep-interval-updates-pattern -1) ;;
     amos_mini | amos_modern_mini) size=(--arch "$recipe" --tokens-per-sample 128 --max-positions 128
         --dropout 0 --attention-dropout 0
-        --discriminator-lr-scale 0.05 --update-freq 1 --num-workers 1
+        --update-freq 1 --num-workers 1
         --max-update 16000 --total-num-update 16000 --lr 0.001 --warmup-updates 500
-        --keep-interval-updates 2 --keep-interval-updates-pattern -1) ;;
+        --keep-interval-updates 2 --keep-interval-updates-pattern -1)
+        [ "$recipe" = amos_modern_mini ] || size+=(--discriminator-lr-scale 0.05) ;;
     amos_small) size=(--arch amos_small --tokens-per-sample 128 --max-positions 128
         --batch-size 128 --update-freq 1 --max-update 1000000 --total-num-update 1000000 --adam-betas '(0.9, 0.999)'
         --save-interval-updates 5000 --validate-interval-updates 5000 --keep-interval-updates-pattern 100000) ;;
