@@ -1,10 +1,10 @@
 """Train short runs that differ in one setting each, and show which discriminators collapse.
 
-    python examples/collapse/sweep.py DATA OUT [--rows NAME,...] [--parallel 2] [KEY=VALUE ...]
+    python examples/collapse/sweep.py DATA OUT [--study FILE] [--rows NAME,...] [--parallel 2] [KEY=VALUE ...]
 
-The rows are those of rows.yaml beside this file. Each is a run of `amos train` in OUT/NAME on one thread; a row that is
-finished is not trained again. OUT/collapse.md is the table: held-out values at some updates, of each row. `amos plot OUT/*`
-draws all curves.
+The rows are those of rows.yaml beside this file, or of FILE, such as screen.yaml. Each is a run of `amos train` in OUT/NAME on
+one thread; a row that is finished is not trained again. OUT/collapse.md is the table: held-out values at some updates, of each
+row. `amos plot OUT/*` draws all curves.
 """
 
 import argparse
