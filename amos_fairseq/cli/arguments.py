@@ -32,10 +32,10 @@ def import_fairseq(
 
 
 class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
-    """Append the default of an option to its help, unless that is None or False, or the help states it already."""
+    """Append the default of an option to its help, unless that is None, False or empty, or the help states it already."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
-        if action.default is None or action.default is False or "(default: " in (action.help or ""):
+        if action.default is False or action.default in (None, (), []) or "(default: " in (action.help or ""):
             return action.help
         return super()._get_help_string(action)
 

@@ -89,7 +89,7 @@ def add_arguments(
     add("--parallel", type=int, metavar="N", default=1, help="concurrent runs on the CPU; each GPU runs one at a time")
     add("--cpu", action="store_true", help="do not use GPUs")
     text = "dtype of the training; auto: as in the results in OUT, and for new ones bf16 where the CPU, or every GPU, "
-    text += "supports bfloat16 in hardware, else float32; fp16 needs a GPU"
+    text += "has fast bfloat16 products, else float32; fp16 needs a GPU"
     add("--precision", choices=PRECISIONS, default="float32", help=text)
     text = "keep all checkpoints of every run, not only the weights of each task's best run"
     add("--keep-checkpoints", action="store_true", help=text)

@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -60,6 +60,7 @@ _PADDING_AT_1 = ("mpnet", "roberta", CUSTOM)
 # The other classes refuse, or ignore, an input that they do not have.
 _WITH_TOKEN_TYPES = ("bert", "electra")
 UNKNOWN_LICENSE = "unknown"
+PRETRAINING = "text_pretraining"
 _TEMPLATE = Path(__file__).with_name("model_card.jinja")
 _LONGEST_CHAIN = 10  # of runs that started from each other
 _LIBRARIES = ("amos_fairseq", "fairseq-fixed", "torch", "transformers", "tokenizers")
@@ -165,9 +166,7 @@ def write_card(
     # A truncated last line of the log is skipped, and what the run did after this checkpoint does not count.
     records = [record for record in read_records(loaded.file.parent) if record["update"] <= loaded.num_updates]
     validation = next((record for record in reversed(records) if record.get("split") != "train"), None)
-    source, imported, model_settings = first_source(loaded), loaded.imported_from, loaded.model.cfg
-    name_of_model = getattr(model_settings, "arch", None) or getattr(model_settings, "_name", None)
-    objective = "" if imported else str(name_of_model or type(loaded.model).__name__).partition("_")[0].lower()
+    imported, (source, objective) = loaded.imported_from, origin(loaded)
     tokens = [record["wpb"] for record in records if record.get("split") == "train" and record.get("wpb")]
     num_tokens = float(f"{sum(tokens) / len(tokens) * loaded.num_updates:.3g}") if tokens else None
     data = ModelCardData(
@@ -191,7 +190,7 @@ def write_card(
         num_parameters=number_of_parameters(loaded, part),
         has_code=custom_code.is_in(folder),
         loaded=loaded,
-        task=str(loaded.task.get("_name", "text_pretraining")),
+        task=str(loaded.task.get("_name", PRETRAINING)),
         num_tokens=num_tokens,  # to three digits, where it was logged
         validation=validation,
         not_metrics=_NOT_METRICS,
@@ -212,9 +211,14 @@ def number_of_parameters(loaded: LoadedCheckpoint, part: Part) -> int:
     )
 
 
-def first_source(loaded: LoadedCheckpoint) -> str:
-    """Return what the first of the runs that led to this one was imported from; empty if it was not, or its file is gone."""
+def origin(loaded: LoadedCheckpoint) -> tuple[str, str]:
+    """Return what the first of the runs that led to this one was imported from, and the objective of the last pretraining.
+
+    Each is empty if there was none, or its file is gone: the arch of a fine-tuned model is not what pretrained it.
+    """
     source, parent = loaded.imported_from, loaded.parent
+    model = loaded.model.cfg
+    objective = objective_of(loaded.task, getattr(model, "arch", None) or getattr(model, "_name", None))
     for _ in range(_LONGEST_CHAIN):
         if source or not os.path.isfile(parent):  # False also where its folder may not be read
             break
@@ -223,7 +227,15 @@ def first_source(loaded: LoadedCheckpoint) -> str:
         except UserError:  # the file is another one by now
             break
         source, parent = import_source(cfg["task"]), parent_of(cfg)
-    return source
+        objective = objective or objective_of(cfg["task"], cfg["model"].get("arch") or cfg["model"].get("_name"))
+    return source, objective
+
+
+def objective_of(task: dict[str, Any], model: str | None) -> str:
+    """Return the objective of a run, given its task and the name of its model; empty for imported weights and fine-tuning."""
+    if import_source(task) or task.get("_name", PRETRAINING) != PRETRAINING:
+        return ""
+    return (model or "").partition("_")[0].lower()
 
 
 def escape_markup(text: str) -> str:

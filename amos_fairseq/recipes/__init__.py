@@ -16,7 +16,7 @@ COSTS = RECIPES / "costs.tsv"
 # Dictionary entries that suit a width: 400 and 4,000 pieces, and the special tokens, for the tiny and mini recipes.
 VOCABULARY_OF_WIDTH = {64: 405, 128: 4005}  # up to this width
 DEFAULT_VOCABULARY = 32_768  # entries where no data says how many; AMOS, section 4
-# Values of task.precision and of --precision; `auto` is bf16 where the device supports it in hardware, and float32 elsewhere.
+# Values of task.precision and of --precision; `auto` is bf16 where the device has fast bf16 products, and float32 elsewhere.
 PRECISIONS = ("auto", "float32", "bf16", "fp16")
 
 Costs = dict[str, int | str]

@@ -18,7 +18,7 @@ from amos_fairseq.recipes import RECIPES, defaults_list, did_you_mean
 GROUPS = ("bpe", "criterion", "lr_scheduler", "model", "optimizer", "scoring", "task", "tokenizer")
 # Others are Hydra's: +KEY, GROUP/NAME, options.
 _SETTING = re.compile(r"(?P<key>[A-Za-z_][\w.]*)=(?P<value>.*)", re.DOTALL)
-_FLAG_OF_FAIRSEQ = re.compile(r"--(?P<name>[a-z0-9]+(-[a-z0-9]+)*)(=.*)?")
+_FLAG_OF_FAIRSEQ = re.compile(r"--(?P<name>[a-z0-9]+([-_][a-z0-9]+)*)(=.*)?")
 _HYDRA_FLAGS = {"help", "hydra-help", "version", "cfg", "resolve", "package", "run", "multirun", "shell-completion"}
 _HYDRA_FLAGS |= {"config-path", "config-name", "config-dir", "experimental-rerun", "info"}
 
@@ -42,6 +42,8 @@ def check_settings(settings: Sequence[str], config_dir: Path, name: str) -> None
                 check_group(setting, key, value)
         elif known and key not in known and not key.startswith("hydra."):
             raise UserError(f"{setting}: {name} has no setting {key}{did_you_mean(similar_settings(key, known))}")
+        elif isinstance(known.get(key), list) and re.fullmatch(r"[\w.+-]+", value) and value != "null":
+            raise UserError(f"{setting}: the value is a list: write {key}=[{value}]")
     if "task._name=text_pretraining" in (*settings, f"task._name={known.get('task._name')}"):
         for setting in settings:
             if setting.startswith("task.data="):

@@ -145,6 +145,8 @@ def add_checkpoint(run: PretrainingRun, text: str | None, sentences: Sequence[st
     del state  # with the state of the optimizer
     if not missing_settings(cfg):
         run.cfg = cfg
+        if cfg.optimization.max_update == 0:  # of a budget of time; the cost of an update is that of a run with an end
+            cfg.optimization.max_update = loaded.num_updates
         try:
             today, thesis = (training_flops(cfg, vocabulary_size, convention) for convention in ("today", "thesis"))
             run.tokens_per_update, run.flops_per_update = today.tokens_per_update, today.per_update

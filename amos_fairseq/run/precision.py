@@ -1,6 +1,6 @@
-"""The precision of a run: ``task.precision``, or fairseq's flags; and whether a device supports bfloat16 in hardware.
+"""The precision of a run: ``task.precision``, or fairseq's flags; and whether a device has fast bfloat16 products.
 
-``auto`` is bf16 where every rank's device supports bfloat16 in hardware, and float32 elsewhere; a run that continues keeps
+``auto`` is bf16 where every rank's device has fast bfloat16 products, and float32 elsewhere; a run that continues keeps
 its own. The choice is made in the rank, since asking a GPU opens a CUDA context on it: in a launcher, that would keep the ranks
 off a GPU that admits one process. It is logged, and stored in the checkpoint as the settings that fairseq reads
 (``common.bf16``, ``common.fp16``) and as ``task.precision``.
@@ -183,17 +183,17 @@ def precision_of(common: Mapping[str, Any]) -> str:
 
 
 def device_of_ranks(on_gpu: bool) -> Device:
-    """Return whether the devices of all ranks support bfloat16 in hardware. A collective operation."""
+    """Return whether the devices of all ranks have fast bfloat16 products. A collective operation."""
     num_ranks = distributed_utils.get_global_world_size()
     num_lacking = int(not supports_bf16(on_gpu))
     if num_ranks > 1:  # alone, no tensor is read, which a step on fake tensors does not allow
         num_lacking = int(sum_over_ranks(torch.tensor([num_lacking])))
     device = "GPU" if on_gpu else "processor"
     if 0 < num_lacking < num_ranks:
-        reason = f"the {device}s of {num_lacking} of {num_ranks} ranks do not support bfloat16 in hardware"
+        reason = f"the {device}s of {num_lacking} of {num_ranks} ranks have no fast bfloat16 products"
     else:
         whose = f"this {device}" if num_ranks == 1 else f"the {device} of every rank"
-        reason = f"{whose} {'does not support' if num_lacking else 'supports'} bfloat16 in hardware"
+        reason = f"{whose} {'has no' if num_lacking else 'has'} fast bfloat16 products"
     return Device(on_gpu, num_lacking == 0, reason)
 
 
@@ -206,8 +206,8 @@ def supports_bf16(on_gpu: bool) -> bool:
         return torch.cuda.is_bf16_supported(including_emulation=False)
     if not torch.backends.mkldnn.is_available():  # PyTorch's own kernels use no such instruction
         return False
-    # On ARM, oneDNN asks for the instructions. On x86 AVX-512 is enough for it, which converts every operand to float32, and with
-    # AVX512_BF16 alone products had half the speed of float32 (docs/precision.md). All processors with AMX tiles have amx_bf16.
+    # On ARM, oneDNN asks for the instructions. On x86 AVX-512 is enough for it, which converts every operand to float32, and
+    # with AVX512_BF16 alone products had half the speed of float32 (docs/precision.md). Those with AMX tiles have amx_bf16.
     if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         return False
     if platform.machine().lower() not in ("x86_64", "amd64"):
@@ -216,7 +216,7 @@ def supports_bf16(on_gpu: bool) -> bool:
 
 
 def gpus_support_bf16() -> bool:
-    """Return whether all visible GPUs support bfloat16 in hardware, without opening a CUDA context in this process.
+    """Return whether all visible GPUs have fast bfloat16 products, without opening a CUDA context in this process.
 
     A new process asks them, which imports PyTorch alone. A fork of this one must not use CUDA once
     ``torch.cuda.is_available()`` was called.
@@ -228,7 +228,7 @@ def gpus_support_bf16() -> bool:
             capabilities = [process.submit(torch.cuda.get_device_capability, number).result() for number in numbers]
     except Exception as error:  # of the driver, or the end of the process
         raise UserError(
-            f"the GPUs do not say whether they support bfloat16 in hardware ({type(error).__name__}: {error}): give "
+            f"the GPUs do not say whether they have fast bfloat16 products ({type(error).__name__}: {error}): give "
             "--precision float32, free them, or give --cpu"
         ) from error
     return torch.version.hip is not None or all(major >= 8 for major, _ in capabilities)

@@ -180,6 +180,11 @@ def refuse_changed_settings(cfg: Any, overrides: Sequence[str]) -> None:
             for key, values in forgotten.items()
             if key != given and not key.startswith(f"{given}.") and not given.startswith(f"{key}.")
         }
+    if "model._name" in forgotten:
+        before, now = forgotten["model._name"]
+        raise UserError(f"{path} is of a run of {before}, not of {now}: give another checkpoint.save_dir")
+    if "lr_scheduler.minutes" in forgotten:  # the number of updates follows
+        forgotten.pop("optimization.max_update", None)
     if forgotten:
         before, now = (" ".join(as_typed(key, values[i]) for key, values in forgotten.items()) for i in (0, 1))
         raise UserError(

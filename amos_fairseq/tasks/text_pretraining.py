@@ -103,7 +103,7 @@ class TextPretrainingConfig(FairseqDataclass):
     )
     precision: Optional[ChoiceEnum(PRECISIONS)] = setting(  # noqa: UP045
         None,
-        "auto: bf16 where the device supports bfloat16 in hardware (of several ranks, each device), else "
+        "auto: bf16 where the device has fast bfloat16 products (of several ranks, each device), else "
         "float32; a run that continues keeps its own (default: --bf16 or --fp16, else float32)",
     )
     objective: str = II("criterion._name")

@@ -113,8 +113,14 @@ def test_card_names_the_origin_of_a_model_that_was_trained_further(tmp_path):
         torch.save(state, parent := run / "checkpoint_last.pt")
     text = card_of(run, tmp_path / "out").split("---\n", 2)[2]
     assert text.count("bert-mini (BertModel)") == 3  # the first line, the run, the license
+    assert (text.count("# AMOS, 2 layers"), text.count("| Objective | amos |")) == (1, 1)
     (tmp_path / "pretrained" / "checkpoint_last.pt").unlink()
-    assert "bert-mini" not in card_of(run, tmp_path / "moved")
+    moved = card_of(run, tmp_path / "moved")
+    assert ("bert-mini" in moved, "# Encoder, 2 layers" in moved, "Objective" in moved) == (False, True, False)
+    state["cfg"]["checkpoint"] = {"finetune_from_model": str(tmp_path / "imported" / "checkpoint_last.pt")}
+    torch.save(state, run / "checkpoint_last.pt")
+    text = card_of(run, tmp_path / "not_pretrained_here")
+    assert ("# bert-mini (BertModel), 2 layers" in text, "Objective" in text, "amos\n" in text) == (True, False, False)
 
 
 def test_force_replaces_exported_folders_only(runs, tmp_path, monkeypatch, capsys):

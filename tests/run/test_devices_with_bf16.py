@@ -1,4 +1,4 @@
-"""Which devices support bfloat16 in hardware: CPUs and GPUs of each kind, this machine's flags, GPUs asked from outside."""
+"""Which devices have fast bfloat16 products: CPUs and GPUs of each kind, this machine's flags, GPUs asked from outside."""
 
 import platform
 import re

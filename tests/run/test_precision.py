@@ -42,12 +42,12 @@ def hardware(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool, bool], None]:
 
 
 CPU, GPU = False, True
-NO = "does not support bfloat16 in hardware"
+NO = "has no fast bfloat16 products"
 TABLE = [
-    # task.precision, flag of fairseq, on a GPU, supports bfloat16 in hardware, continued run -> precision, reason in the log
-    ("auto", None, CPU, True, None, "bf16", "auto: this processor supports bfloat16 in hardware"),
+    # task.precision, flag of fairseq, on a GPU, has fast bfloat16 products, continued run -> precision, reason in the log
+    ("auto", None, CPU, True, None, "bf16", "auto: this processor has fast bfloat16 products"),
     ("auto", None, CPU, False, None, "float32", f"auto: this processor {NO}"),
-    ("auto", None, GPU, True, None, "bf16", "auto: this GPU supports bfloat16 in hardware"),
+    ("auto", None, GPU, True, None, "bf16", "auto: this GPU has fast bfloat16 products"),
     ("auto", None, GPU, False, None, "float32", f"auto: this GPU {NO}"),
     ("auto", None, GPU, True, "float32", "float32", "auto: as in last.pt"),
     ("auto", None, CPU, False, "bf16", "bf16", f"auto: as in last.pt, slower than float32: this processor {NO}"),
@@ -153,7 +153,7 @@ def test_the_launcher_opens_no_cuda_context(setting: str, monkeypatch: pytest.Mo
 def unlike_ranks(rank: int) -> None:
     """Rank 1 emulates bfloat16."""
     precision.supports_bf16 = lambda on_gpu: rank == 0
-    reason = "the processors of 1 of 2 ranks do not support bfloat16 in hardware"
+    reason = "the processors of 1 of 2 ranks have no fast bfloat16 products"
     cfg = configuration("auto")
     lines: list[str] = []
     precision.logger.info = lines.append
@@ -163,7 +163,7 @@ def unlike_ranks(rank: int) -> None:
     assert lines[1:] == [f"precision: bf16 (slower than float32: {reason})"]
     with pytest.raises(UserError if rank == 0 else SystemExit) as ended:
         set_precision(configuration("bf16"), on_gpu=True)
-    assert rank == 1 or "the GPUs of 1 of 2 ranks do not support" in str(ended.value)
+    assert rank == 1 or "the GPUs of 1 of 2 ranks have no fast" in str(ended.value)
     precision.supports_bf16 = lambda on_gpu: True
     # Only the first rank reads what the run continues.
     precision.running_scripts = lambda: [None]

@@ -371,6 +371,18 @@ def test_settings_that_are_not_given_again_are_refused(tmp_path: Path) -> None:
     given = ["common.seed=2", "lr_scheduler.total_num_update=400"]
     with pytest.raises(UserError, match=r"trained with criterion\.weight=5, which would now be criterion\.weight=4:"):
         refuse_changed_settings(cfg, given)
+    saved["lr_scheduler"]["minutes"], cfg.lr_scheduler.minutes, cfg.optimization.max_update = 3.0, 0.0, 16_000
+    torch.save({"model": {}, "cfg": saved}, tmp_path / "checkpoint_last.pt")
+    with pytest.raises(
+        UserError, match=r"trained with lr_scheduler.minutes=3.0, which would now be .*minutes=0.0: give"
+    ):
+        refuse_changed_settings(cfg, given)
+    del saved["lr_scheduler"]["minutes"]
+    torch.save({"model": {}, "cfg": saved | {"model": {"_name": "mlm"}}}, tmp_path / "checkpoint_last.pt")
+    cfg.model = {"_name": "electra"}
+    with pytest.raises(UserError, match=r"is of a run of mlm, not of electra: give another checkpoint\.save_dir"):
+        refuse_changed_settings(cfg, given)
+    cfg.model, cfg.optimization.max_update = {"weight": 4}, 1200
     saved |= {"model": {"weight": 5}, "criterion": {"weight": 5}}
     torch.save({"model": {}, "cfg": saved}, tmp_path / "checkpoint_last.pt")
     refuse_changed_settings(cfg, [*given, "model.weight=4"])
