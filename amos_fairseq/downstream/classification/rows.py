@@ -10,8 +10,6 @@ from pathlib import Path
 from textwrap import shorten
 from typing import Any
 
-import numpy as np
-
 from amos_fairseq.downstream.classification.labels import (
     MISSING_BESIDE_NUMBERS,
     MISSING_WORDS,
@@ -29,6 +27,7 @@ from amos_fairseq.files import joined_sha256
 from amos_fairseq.output.terminal import say
 from amos_fairseq.text.file_kinds import CSV, TSV, refuse_markup
 from amos_fairseq.text.input_files import TableFile, files_of
+from amos_fairseq.text.prepared_data import held_out, held_out_note
 
 # Columns that are taken if none is given: the first of these that the table has.
 TEXT_COLUMNS = (
@@ -43,7 +42,6 @@ TEXT_COLUMNS = (
     *((name,) for name in ("review", "content", "document", "comment", "tweet", "message")),
 )
 LABEL_COLUMNS = ("label", "labels", "class", "category", "score", "stars", "rating", "sentiment", "target")
-DEV_SHARE, SPLIT_SEED = 0.1, 1
 MOST_CHARACTERS = 10_000_000  # of a text; a tokenizer takes ten seconds for them
 
 
@@ -284,18 +282,9 @@ def printable(text: str) -> str:
 
 def split_off_dev(rows: LabeledRows) -> tuple[LabeledRows, LabeledRows]:
     """Return training and dev rows: a tenth, at random. Rows with equal texts are on the same side."""
-    indices: dict[tuple[str, ...], list[int]] = {}
-    for index, texts in enumerate(rows.texts):
-        indices.setdefault(texts, []).append(index)
-    groups, wanted = list(indices.values()), round(DEV_SHARE * len(rows))
-    if len(groups) < 10 or wanted < 1:
-        raise UserError(f"{rows.source} has {len(groups)} different texts, too few to choose dev rows: give --dev")
-    dev: list[int] = []
-    for group in np.random.default_rng(SPLIT_SEED).permutation(len(groups)):
-        if len(dev) + len(groups[group]) <= wanted:
-            dev += groups[group]
+    dev = held_out(rows.texts, rows.source, "texts")
     train = rows.choose(sorted(set(range(len(rows))).difference(dev)))
-    return dataclasses.replace(train, counted=rows.counted), rows.choose(sorted(dev))
+    return dataclasses.replace(train, counted=rows.counted), rows.choose(dev)
 
 
 def notes_on(train: LabeledRows, dev: LabeledRows, space: LabelSpace, dev_is_chosen: bool) -> Iterator[str]:
@@ -306,7 +295,7 @@ def notes_on(train: LabeledRows, dev: LabeledRows, space: LabelSpace, dev_is_cho
         if half_empty := sum(not all(texts) for texts in rows.texts):
             yield f"{rows.source}: {half_empty:,} {name} pairs have one empty text"
     if dev_is_chosen:
-        yield f"dev: {len(dev):,} rows of {dev.source}, chosen at random (seed {SPLIT_SEED}); {len(train):,} rows train"
+        yield held_out_note(len(dev), len(train), "rows", dev.source)
     labels: dict[tuple[str, ...], set[str]] = {}
     for texts, label in zip(train.texts, train.labels, strict=True):
         labels.setdefault(texts, set()).add(str(label))
@@ -331,8 +320,10 @@ def notes_on(train: LabeledRows, dev: LabeledRows, space: LabelSpace, dev_is_cho
     if variants := [name for name in space.names if alike[spelling(name)] > 1]:
         yield f"{train.source}: {len(variants):,} {space.kind} differ in their spelling alone: {listed(variants)}"
     if unknown := unknown_labels(dev, space):
-        counted = "counted as wrong" if space.kind == "classes" else "not counted"
-        yield f"{dev.source}: {len(unknown):,} labels that no training row has are {counted}: {listed(unknown)}"
+        rows, counted = f"{len(unknown):,} dev rows with labels", "counted as wrong"
+        if space.kind == "labels":
+            rows, counted = f"{len(set(unknown)):,} dev labels", "not counted"
+        yield f"{dev.source}: {rows} that no training row has are {counted}: {listed(unknown)}"
 
 
 def spelling(name: str) -> str:

@@ -81,7 +81,7 @@ def test_classes_with_all_that_is_counted(tmp_path):
         "a.csv: 1 training rows without label are left out",
         "a.csv: 1 training rows repeat the text of an earlier row; 1 texts have different labels",
         "b.csv: 1 of 4 dev rows have a text that trains too: the scores may be too high",
-        "b.csv: 2 labels that no training row has are counted as wrong: other",
+        "b.csv: 2 dev rows with labels that no training row has are counted as wrong: other",
     ):
         assert note in record["notes"]
     tokenizer = small_tokenizer()
@@ -139,7 +139,7 @@ def test_dev_rows_are_a_tenth_and_share_no_text(tmp_path):
     assert not set(train.texts) & set(dev.texts)
     assert Counter(train.ids + dev.ids) == Counter(read.ids)
     assert [part.ids for part in split_off_dev(read)] == [train.ids, dev.ids]
-    with pytest.raises(UserError, match="has 2 different texts, too few to choose dev rows: give --dev"):
+    with pytest.raises(UserError, match="has 2 different texts, too few to choose dev texts: give --dev"):
         split_off_dev(read.choose([0, 1]))
 
 
