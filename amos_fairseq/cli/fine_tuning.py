@@ -1,6 +1,7 @@
 """Arguments that the commands of fine-tuning share, and the checks of them that need no large import."""
 
 import argparse
+import os
 from pathlib import Path
 
 from amos_fairseq.cli.arguments import import_fairseq, refuse_given
@@ -26,6 +27,7 @@ def add_arguments(
     has_pairs: bool = True,
     has_pooling: bool = True,
     raw_help: str | None = None,
+    dev_default: str = "",
     several_data: bool = False,
     baselines: tuple[str, ...] = (),
     recipe: str = "amos",
@@ -38,6 +40,7 @@ def add_arguments(
         has_pairs: whether an input can be a pair of texts.
         has_pooling: whether the head reads one vector for each input.
         raw_help: what a raw file is, for --train and --dev, which may then replace --data (:func:`check_data`).
+        dev_default: what --dev is by default, for its help.
         several_data: whether --data takes several directories.
         baselines: choices of --baseline.
         recipe: the default of --recipe.
@@ -48,7 +51,7 @@ def add_arguments(
     if raw_help is not None:
         text = f"raw files, converted with the tokenizer of the checkpoint and kept in OUT/data: {raw_help}"
         add("--train", metavar="FILE", type=Path, help=text)
-        add("--dev", metavar="FILE", type=Path, help="the same, to score on")
+        add("--dev", metavar="FILE", type=Path, help=f"the same, to score on{dev_default}")
         data_help = None if data_help is None else f"instead of --train and --dev: {data_help}"
     if data_help is not None:
         several = {"nargs": "+", "action": "extend"} if several_data else {}
@@ -115,9 +118,14 @@ def add_cross_views(parser: argparse.ArgumentParser, views: tuple[str, ...]) -> 
 
 
 def check_prediction(arguments: argparse.Namespace, *used: str) -> None:
-    """Refuse an option that was given with ``--predict`` and is not among the ``used`` ones."""
+    """Refuse an option that was given with ``--predict`` and is not among the ``used`` ones, and an ``--out`` that exists: it
+    may be anything, such as the labels that people have given to these rows."""
     used += ("subcommand", "checkpoint", "predict", "out", "cpu")
     refuse_given(arguments, [name for name in vars(arguments) if name not in used], "has no effect with --predict")
+    if os.path.lexists(arguments.out):
+        raise UserError(f"{arguments.out} exists: give another --out")
+    if not (folder := Path(arguments.out).absolute().parent).is_dir():
+        raise UserError(f"{arguments.out}: there is no folder {folder}: create it, or give another --out")
 
 
 def check_baseline(arguments: argparse.Namespace) -> None:
@@ -125,13 +133,13 @@ def check_baseline(arguments: argparse.Namespace) -> None:
         raise UserError("--baseline compares with pretrained weights, --from-scratch has none: leave one of them out")
 
 
-def check_data(arguments: argparse.Namespace) -> None:
+def check_data(arguments: argparse.Namespace, needs_dev: bool = True) -> None:
     flags = [f"--{name}" for name in ("train", "dev") if getattr(arguments, name) is not None]
     if arguments.data is not None and flags:
         raise UserError(f"{' and '.join(flags)} and --data are two ways to give the data: leave one of them out")
     if arguments.data is None and not flags:
         raise UserError("there are no data: give raw files as --train FILE --dev FILE, or prepared ones as --data DIR")
-    if len(flags) == 1:
+    if flags == ["--dev"] or (flags == ["--train"] and needs_dev):
         missing = "--dev" if flags == ["--train"] else "--train"
         raise UserError(f"{flags[0]} needs {missing} too, the other raw file")
 

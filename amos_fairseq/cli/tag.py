@@ -1,6 +1,7 @@
 """``amos tag``: fine-tune a checkpoint on sequence tagging over several seeds."""
 
 import argparse
+from pathlib import Path
 from typing import Any
 
 from amos_fairseq.cli import fine_tuning
@@ -14,7 +15,8 @@ accuracy or, for labels that mark spans, span F1 (tagging.md, tagging.csv and ta
 predictions.
 Several columns may share one OUT and then one table; given as --data A B they are learned together, by one model. With --views
 the model also learns from sentences without labels (cross-view training). After a stop the same command continues. Raw files
-are converted with the tokenizer of the checkpoint, once; OUT/data keeps the result.
+are converted with the tokenizer of the checkpoint, once; OUT/data keeps the result. With --predict the run that is best on dev
+labels the words of another file.
 """
 
 
@@ -27,11 +29,17 @@ def add_parser(subparsers: Any) -> None:
         "directory that amos prepare tagging wrote",
         has_pairs=False,
         has_pooling=False,
+        dev_default=" (default: a tenth of the sentences of --train, at random)",
         raw_help="CoNLL-U, one word a line with its labels behind it, or a table with lists of words and labels",
         several_data=True,
         baselines=("linear",),
         recipe="own_labels",
     )
+    text = "OUT of this command as --checkpoint: write the words of FILE with the labels of its best run to the file --out; "
+    text += (
+        "the same forms as --train, or one sentence a line with blanks between its words; --column: these labels alone"
+    )
+    parser.add_argument("--predict", metavar="FILE", type=Path, help=text)
     add_label_columns(parser.add_argument)
     add_unlabeled(parser.add_argument)
     fine_tuning.add_cross_views(parser, TAGGING_VIEWS)
@@ -41,7 +49,10 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    fine_tuning.check_data(arguments)
+    if arguments.predict is not None:
+        fine_tuning.check_prediction(arguments, "column", "columns")
+    else:
+        fine_tuning.check_data(arguments, needs_dev=False)
     fine_tuning.check_baseline(arguments)
     if len(arguments.data or ()) < 2:
         refuse_given(arguments, ["sampling_exponent"], "has no effect on a single column")

@@ -25,6 +25,7 @@ from amos_fairseq import strangers
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import file_sha256, json_text, write_text
 from amos_fairseq.output.tables import MISSING, format_score
+from amos_fairseq.output.terminal import say
 from amos_fairseq.process import version_of
 from amos_fairseq.strangers import finite_number, plain_name, whole_number
 
@@ -186,6 +187,14 @@ def best_run_of(out: Path, task: str) -> RunResult | None:
     """Return the best finished run of a task in OUT; None without one."""
     results = [result for result in read_results(out) if result.task == task]
     return best_run(results) if results else None
+
+
+def best_model(out: Path, command: str, best: RunResult | None) -> Path:
+    """Return the checkpoint of the best run of a command in OUT, for its --predict, and say which it is; refuse None."""
+    if best is None:
+        raise UserError(f"{out} has no finished run of amos {command}: give the --out of that command as --checkpoint")
+    say(f"{best.directory} is the best run on dev ({best.main_score} {best.main:.1f})", command)
+    return best_checkpoint(out, best)
 
 
 @dataclass(frozen=True)

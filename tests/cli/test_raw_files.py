@@ -19,6 +19,7 @@ from amos_fairseq.downstream.benchmark import Benchmark
 from amos_fairseq.downstream.classification.glue import command as glue
 from amos_fairseq.downstream.squad import command as squad
 from amos_fairseq.downstream.tagging import command as tagging
+from amos_fairseq.downstream.tagging.dataset import Column
 from amos_fairseq.files import file_sha256
 from amos_fairseq.probing import experiment
 from amos_fairseq.probing.results import read_probe_results
@@ -117,6 +118,21 @@ def test_raw_files_give_the_bits_of_prepare_and_keep_them(kind, start, planned, 
     assert identities(again).items() - identities(found).items() == {(task, again.tasks[task].data_sha256)}
 
 
+def test_a_tenth_of_the_sentences_is_the_dev_set(planned, tmp_path) -> None:
+    """Equal sentences are on the same side, every sentence is on one."""
+    sentences = make_sentences(60) + make_sentences(20)
+    raw = write_columns(tmp_path / "train.txt", sentences)
+    opened = planned("tag", tmp_path / "out", "--train", raw, "--column", "pos")
+    train, dev = (Column.of(opened.data).read_words(split) for split in ("train", "valid"))
+    assert sorted(train + dev) == sorted([word for word, _, _ in rows] for rows in sentences)
+    assert 6 <= len(dev) <= 8
+    assert not [words for words in dev if words in train]
+    (task,) = opened.tasks.values()
+    chosen = f"pos: dev: {len(dev)} sentences of --train, chosen at random (seed 1); {len(train)} sentences train"
+    assert task.notes[0] == chosen
+    assert identities(planned("tag", tmp_path / "other", "--train", raw, "--column", "pos")) == identities(opened)
+
+
 def test_tests_sets_of_glue_can_be_added_to_results(planned, tmp_path, capsys) -> None:
     """No score depends on them. AX, which the model of MNLI predicts, is converted with ``--write-test`` alone."""
     raw, out = write_raw_glue(tmp_path / "raw", "MNLI", "diagnostic"), tmp_path / "out"
@@ -137,9 +153,11 @@ def test_tests_sets_of_glue_can_be_added_to_results(planned, tmp_path, capsys) -
 
 def test_what_cannot_be_used_is_refused_in_one_line(start, tmp_path, capsys) -> None:
     raw = write_columns(tmp_path / "train.txt", make_sentences())
+    few = write_columns(tmp_path / "few.txt", make_sentences(9))
     for command, flags, reason in (
         ("tag", [], "there are no data: give raw files as --train FILE --dev FILE, or prepared ones as --data DIR"),
         ("squad", ["--train", "a"], "--train needs --dev too"),
+        ("tag", ["--train", few], "few.txt has 9 different sentences, too few to choose dev sentences: give --dev"),
         ("tag", ["--dev", "a"], "--dev needs --train too"),
         ("squad", ["--data", "d", "--train", "a", "--dev", "a"], "--train and --dev and --data are two ways"),
         ("squad", ["--train", "absent", "--dev", "absent"], "absent: no such file"),
@@ -147,7 +165,7 @@ def test_what_cannot_be_used_is_refused_in_one_line(start, tmp_path, capsys) -> 
         ("tag", ["--data", "d", "--column", "a"], "--column chooses from raw files"),
         ("tag", ["--data", "d", "--sampling-exponent", "1"], "--sampling-exponent has no effect on a single column"),
         ("tag", ["--train", raw, "--dev", raw, "--column", "../a"], "'../a' cannot name a column"),
-        ("tag", ["--train", raw, "--dev", raw, "--column", "x"], "has no column x: it has pos, ner"),
+        ("tag", ["--train", raw, "--dev", raw, "--column", "x"], "has no column x: give --column with one of pos, ner"),
         ("tag", ["--train", raw, "--dev", raw, "--columns", "a"], "3 columns, expected 2 (word, a)"),
     ):
         arguments = [command, "--checkpoint", start, "--out", tmp_path / "out", "--cpu", *flags]

@@ -263,7 +263,10 @@ def test_what_cannot_be_used_is_refused_in_one_line(place, classes, tmp_path, ca
         ([*predict, "--train", "x"], "--train has no effect with --predict"),
         ([*predict, "--seeds", 3], "--seeds has no effect with --predict"),
         ([*predict, "--out", out], "has no finished run of amos classify"),
-        ([*results, place / "classes.tsv", "--predict", place / "classes.tsv"], "is the table to label"),
+        (
+            [*results, place / "classes.tsv", "--predict", place / "classes.tsv"],
+            "classes.tsv exists: give another --out",
+        ),
         ([*results, out, "--predict", place / "dev.csv"], "dev.csv has no column 'text'"),
     ):
         assert message in error_line(capsys, main, "classify", *flags, reports_progress=True), flags

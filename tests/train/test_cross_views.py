@@ -115,6 +115,15 @@ def test_one_model_of_two_columns(place, tmp_path):
         share = 100 * sum(gold == found for _, gold, found in rows) / len(rows)
         # A word that is cut is wrong, also where its prediction O happens to be its label.
         assert share == pytest.approx(own["accuracy"]) if column == "pos" else share > own["accuracy"]
+    files = ["--predict", tmp_path / "words.txt", "--out", tmp_path / "labels"]
+    write_columns(tmp_path / "words.txt", make_sentences())
+    main(["tag", "--checkpoint", str(tmp_path / "out"), *map(str, files), "--cpu"])
+    texts = [(run / f"{column}.predictions.txt").read_text(encoding="utf-8") for column in ("ner", "pos")]
+    expected = [
+        "\t".join([*one.split("\t")[::2], *other.split("\t")[2:]])
+        for one, other in zip(*map(str.splitlines, texts), strict=True)
+    ]
+    assert (tmp_path / "labels").read_text(encoding="utf-8").splitlines() == expected[:-1]
     main(["export", str(run), str(tmp_path / "all"), "--head", "ALL"])
     labels = {}
     for column in ("ner", "pos"):

@@ -102,9 +102,11 @@ def test_trees_of_a_grammar_are_learned(place, tmp_path, capsys, monkeypatch):
     )
     for text in (manifest.read_text(), manifest.read_text().replace('"raw_text"', '"other"')):
         manifest.write_text(text)
+        (tmp_path / "t").unlink()
         main(["parse", "--checkpoint", str(place / "out"), *map(str, files), "--cpu"])
     assert [text.replace(" .", ".") for text in read[20:]] == read[:20] != read[20:]
     monkeypatch.undo()
+    (tmp_path / "t").unlink()
     # Labels in another order are refused; also if somebody has changed the record of the run with them.
     labels, record = place / "out" / RUN / "labels.txt", place / "out" / RUN / "result.json"
     texts = {file: file.read_text() for file in (labels, record)}

@@ -4,9 +4,10 @@ import json
 from pathlib import Path
 
 import pytest
+from failures import error_line
 from forked_command import run_main
 from synthetic_squad import untrained_checkpoint
-from synthetic_tagging import make_sentences, prepare_tagging
+from synthetic_tagging import make_sentences, prepare_tagging, write_columns, write_conllu
 
 from amos_fairseq.cli.main import main
 
@@ -80,3 +81,52 @@ def test_entities_and_parts_of_speech_are_learned(place, learned):
     before = (place / "out" / RUN / "result.json").stat().st_mtime_ns
     assert "1 of 1 runs are already finished" in run(place, "--data", place / "data")
     assert (place / "out" / RUN / "result.json").stat().st_mtime_ns == before
+
+
+def test_other_words_get_the_labels_of_the_evaluation(place, learned, tmp_path, capsys):
+    """Word for word, also those that are cut, in every form of FILE; the labels in it are ignored."""
+    source, predict = place / "train.txt", ["tag", "--checkpoint", place / "out", "--cpu", "--predict"]
+    run(place, "--train", source, "--dev", source, "--column", "pos")
+    by_column = {
+        column: predictions(place / "out" / "runs" / f"tagging-{column}" / "seed1" / "predictions.txt")
+        for column in ("ner", "pos")
+    }
+    words = [[word for word, _, _ in rows] for rows in make_sentences()]
+    num_cut = sum(label == "<cut>" for rows in by_column["pos"] for _, _, label in rows)
+    others = [[(word, "X", "O") for word in rows] for rows in words]
+    write_conllu(tmp_path / "trees", others)
+    write_columns(tmp_path / "columns", others)
+    (tmp_path / "words").write_text("\n".join("".join(f"{word}\n" for word in rows) for rows in words))
+    (tmp_path / "text").write_text("".join(" ".join(rows) + "\n" for rows in words))
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps({"tokens": rows}) + "\n" for rows in words))
+    for form in ("trees", "columns", "words", "text", "rows.jsonl"):
+        out = tmp_path / f"{form}.tsv"
+        main([*map(str, predict), str(tmp_path / form), "--out", str(out)])
+        expected = [
+            [[word, ner, pos] for (word, _, ner), (_, _, pos) in zip(*rows, strict=True)]
+            for rows in zip(*by_column.values(), strict=True)
+        ]
+        assert predictions(out) == expected, form
+        printed = capsys.readouterr()
+        for column, label in (("ner", "O"), ("pos", "<cut>")):
+            cut = f"the last {num_cut} words of 4 sentences of more than {MAX_POSITIONS} tokens have the label {label}"
+            assert f"{out}, {column}: 40 sentences; {cut}" in printed.out
+            assert f"runs/tagging-{column}/seed1 is the best run on dev (" in printed.err
+    main([*map(str, predict), str(source), "--out", str(tmp_path / "pos"), "--column", "pos"])
+    assert predictions(tmp_path / "pos") == [[[word, pos] for word, _, pos in rows] for rows in by_column["pos"]]
+    for flags, message in (
+        ([source, "--out", out], f"{out} exists: give another --out"),
+        ([source, "--out", place], f"{place} exists: give another --out"),
+        ([source, "--out", tmp_path / "absent" / "l"], f"there is no folder {tmp_path / 'absent'}: create it"),
+        ([source, "--out", tmp_path / "l", "--column", "nerr"], "no column nerr: give --column with one of ner, pos"),
+        ([source, "--out", tmp_path / "l", "--lr", "1"], "--lr has no effect with --predict: leave it out"),
+        ([tmp_path / "text", "--out", tmp_path / "l", "--columns", "a"], "is one sentence a line: leave it out"),
+        (
+            [source, "--out", tmp_path / "l", "--checkpoint", tmp_path],
+            "has no finished run of amos tag: give the --out",
+        ),
+    ):
+        before = out.read_bytes()
+        assert message in error_line(capsys, main, *predict, *flags, reports_progress=True)
+        assert out.read_bytes() == before
+    assert not (tmp_path / "l").exists()

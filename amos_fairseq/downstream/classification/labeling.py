@@ -23,7 +23,7 @@ from amos_fairseq.downstream.classification.prepare import NAME
 from amos_fairseq.downstream.classification.rows import check_columns, present_texts, texts_of
 from amos_fairseq.downstream.classification.scores import predictions_of
 from amos_fairseq.downstream.labeled_task import check_labels
-from amos_fairseq.downstream.results import best_checkpoint, best_run_of
+from amos_fairseq.downstream.results import best_model, best_run_of
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import csv_lines, explain_write_errors, whole_file
 from amos_fairseq.models.fine_tuning import TEXT_HEAD
@@ -91,13 +91,9 @@ def label_table(
     Each row is one of ``out``. The added columns of a row without text are empty, and all columns of a row with another number
     of them. Header and quotes are those of the table that ``results``, the OUT of ``amos classify``, was trained on.
     """
-    if out.suffix.lower() not in SUFFIXES or out.is_dir():
+    if out.suffix.lower() not in SUFFIXES:
         raise UserError(f"--out {out}: with --predict it is a file: give a name that ends with {', '.join(SUFFIXES)}")
-    if out.exists() and file.exists() and out.samefile(file):
-        raise UserError(f"--out {out} is the table to label: give the name of another file")
-    if (best := best_run_of(results, NAME)) is None:
-        raise UserError(f"{results} has no finished run of amos classify: give that command's --out as --checkpoint")
-    checkpoint = best_checkpoint(results, best)
+    checkpoint = best_model(results, "classify", best_run_of(results, NAME))
     record = read_task_record(checkpoint.parent, "repeat amos classify with another --out")
     has_no_names = kind_of(file) in (TSV, CSV) and not record.get("header", True)
     table = TableFile(
@@ -112,7 +108,6 @@ def label_table(
         raise UserError(f"--text {' '.join(texts)}: the model was trained on {len(trained_on)} columns")
     if taken := {PREDICTION, PROBABILITY} & set(table.columns):
         raise UserError(f"{file} has a column {taken.pop()!r}, which is added here: rename it")
-    say(f"{best.directory} is the best run on dev ({best.main_score} {best.main:.1f})", "classify")
     loaded = load_checkpoint(checkpoint)
     check_labels(loaded, TEXT_HEAD, record["kind"], record["labels"], checkpoint.parent / TASK_FILE)
     added = [PREDICTION, PROBABILITY] if record["kind"] == "classes" else [PREDICTION]

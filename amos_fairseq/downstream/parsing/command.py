@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import torch
 from fairseq.models import BaseFairseqModel
 from torch import Tensor
 
@@ -31,11 +30,19 @@ from amos_fairseq.downstream.parsing.trees import (
     with_trees,
 )
 from amos_fairseq.downstream.recipes import WORDS
-from amos_fairseq.downstream.results import Baselines, RunResult, TaskSummary, best_checkpoint, best_run_of
+from amos_fairseq.downstream.results import Baselines, RunResult, TaskSummary, best_model, best_run_of
 from amos_fairseq.downstream.runner import run_and_print, stoppable
 from amos_fairseq.downstream.session import Session, find_devices, preparing, session_from
-from amos_fairseq.downstream.tagging.command import ColumnData, check_unlabeled, predict_words, word_flags, word_trials
-from amos_fairseq.downstream.tagging.dataset import LABELS_FILE, NUM_SPECIAL, OF_WORDS, Column, read_labels
+from amos_fairseq.downstream.tagging.command import (
+    ColumnData,
+    check_unlabeled,
+    counted,
+    encode_sentences,
+    predict_words,
+    word_flags,
+    word_trials,
+)
+from amos_fairseq.downstream.tagging.dataset import LABELS_FILE, OF_WORDS, Column, read_labels
 from amos_fairseq.downstream.tagging.prepare import WordSource
 from amos_fairseq.downstream.tagging.sentences import MANIFEST, RAW_TEXT, WordFile
 from amos_fairseq.downstream.tagging.word_files import heads_of, read_conllu
@@ -208,36 +215,21 @@ def predict_trees(
 def parse_file(results: Path, file: Path, out: Path, device: str, stop: threading.Event) -> str:
     """Write the sentences of a CoNLL-U file with the trees that the best run in an output of ``amos parse`` predicts; return
     what was done."""
-    if out.is_dir() or (out.exists() and file.exists() and out.samefile(file)):
-        raise UserError(f"--out {out}: with --predict it is a file, and not the one to parse: give another name")
-    if (best := best_run_of(results, NAME)) is None:
-        raise UserError(f"{results} has no finished run of amos parse: give the --out of that command as --checkpoint")
-    checkpoint = best_checkpoint(results, best)
+    checkpoint = best_model(results, "parse", best_run_of(results, NAME))
     loaded, relations = load_checkpoint(checkpoint), read_labels(checkpoint.parent)
     check_labels(loaded, TREES, OF_WORDS, relations, checkpoint.parent / LABELS_FILE)
-    dictionary, room = loaded.dictionary, loaded.model.max_positions() - NUM_SPECIAL
-    sentences, cut = [], []  # the number of words without an edge in each sentence that has some
     manifest = read_json(results / DATA / NAME / MANIFEST, "amos parse wrote it: restore it", optional=True)
     trained_joined = (
         manifest is not None and RAW_TEXT not in manifest
     )  # by spaces: no space was missing, or earlier data
     treebank = read_conllu(file)
     treebank.report()
-    for sentence in treebank.sentences:
-        spaces = None if trained_joined else sentence.spaces
-        pieces, ranges = loaded.tokenizer.encode_words(sentence.words, spaces)
-        positions = [start + 1 for start, end in ranges if end <= room]
-        cut += [len(ranges) - len(positions)] if len(positions) < len(ranges) else []
-        tokens = torch.tensor([dictionary.bos(), *pieces[:room], dictionary.eos()])
-        sentences.append({"tokens": tokens, "positions": torch.tensor(positions, dtype=torch.long)})
-    predicted = predict_trees(loaded.model, sentences, relations, device, stop)
-    lengths = [len(sentence.words) for sentence in treebank.sentences]
-    trees = [with_cut_words(tree, length) for tree, length in zip(predicted, lengths, strict=True)]
-    with explain_write_errors(out, "permit writing, or give another name"):
+    sentences = treebank.sentences
+    if trained_joined:
+        sentences = [dataclasses.replace(sentence, spaces=None) for sentence in sentences]
+    encoded = encode_sentences(loaded, sentences)
+    predicted = predict_trees(loaded.model, encoded, relations, device, stop)
+    trees = [with_cut_words(tree, len(one.words)) for tree, one in zip(predicted, sentences, strict=True)]
+    with explain_write_errors(out, "permit writing, or give another --out"):
         write_text(out, with_trees(_text_of(file), trees))
-    counted = f"{len(sentences):,} sentences"
-    if cut:
-        limit = loaded.model.max_positions()
-        what = f"words of {len(cut):,} sentences of more than {limit} tokens"
-        counted += f"; the last {sum(cut):,} {what} have the relation dep to the root"
-    return counted
+    return counted(loaded, sentences, encoded, "have the relation dep to the root")

@@ -4,11 +4,11 @@ import argparse
 import dataclasses
 import json
 import os
+import shlex
 import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
 from pathlib import Path
 from statistics import fmean
 
@@ -18,9 +18,11 @@ from fairseq.models import BaseFairseqModel
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from amos_fairseq.checkpoints.read import load_checkpoint
+from amos_fairseq.checkpoints.read import LoadedCheckpoint, load_checkpoint
 from amos_fairseq.downstream.benchmark import Benchmark, BenchmarkTask, TaskRun, batches, selection_flags, usable_folder
+from amos_fairseq.downstream.classification.dataset import TASK_FOLDER
 from amos_fairseq.downstream.classification.scores import AVERAGE
+from amos_fairseq.downstream.labeled_task import check_labels
 from amos_fairseq.downstream.linear import FrozenInput, linear_predictions, rows_to_fit
 from amos_fairseq.downstream.multi_task.dataset import SAMPLING_EXPONENT, check_epoch, note_on_shares, rows_per_epoch
 from amos_fairseq.downstream.recipes import WORDS, Hyperparameters
@@ -29,30 +31,51 @@ from amos_fairseq.downstream.results import (
     RunResult,
     Summaries,
     TaskSummary,
+    best_model,
+    best_run,
     content_sha256,
     divide,
+    read_results,
     summarize_divided,
 )
-from amos_fairseq.downstream.runner import run_and_print
-from amos_fairseq.downstream.session import Session, preparing, session_from
-from amos_fairseq.downstream.tagging.dataset import Column, TaggedSentences, WordSequences, columns_by_head, pad_words
+from amos_fairseq.downstream.runner import run_and_print, stoppable
+from amos_fairseq.downstream.session import Session, find_devices, preparing, session_from
+from amos_fairseq.downstream.tagging.dataset import (
+    LABELS_FILE,
+    NUM_SPECIAL,
+    OF_WORDS,
+    Column,
+    TaggedSentences,
+    WordSequences,
+    columns_by_head,
+    pad_words,
+    read_labels,
+    word_head_name,
+    words_that_fit,
+)
 from amos_fairseq.downstream.tagging.prepare import WordSource, prepare_tagging_inside
-from amos_fairseq.downstream.tagging.schemes import OUTSIDE, main_score, scores
-from amos_fairseq.downstream.tagging.sentences import TASK_PREFIX, UNLABELED
+from amos_fairseq.downstream.tagging.schemes import main_score, scores
+from amos_fairseq.downstream.tagging.sentences import TASK_PREFIX, UNLABELED, Sentence
+from amos_fairseq.downstream.tagging.word_files import read_sentences
 from amos_fairseq.downstream.views import FULL, TAGGING_VIEWS, WORD_DROPOUT, check_encoder_learns, parse_views
 from amos_fairseq.errors import UserError
-from amos_fairseq.files import write_text
-from amos_fairseq.text.prepared_data import seen_note
+from amos_fairseq.files import explain_write_errors, write_text
+from amos_fairseq.text.prepared_data import held_out_note, seen_note
 
 PREDICTIONS = "predictions.txt"
 SCORES = "scores.json"
-CUT = "<cut>"  # in predictions: a word that the model did not read; CoNLL-U has the label "_"
 # In the order of the table; labels that do not mark spans have only accuracy.
 SCORE_NAMES = {"f1": "span F1", "precision": "precision", "recall": "recall", "accuracy": "accuracy"}
 AND = ","  # between the columns of a run; no column has it in its name
+OF = " of "  # between a column and those that were learned with it
 
 
 def main(arguments: argparse.Namespace) -> None:
+    if arguments.predict is not None:
+        files = (Path(arguments.checkpoint), arguments.predict, Path(arguments.out))
+        chosen = (arguments.column, arguments.columns, find_devices(arguments.cpu)[0])
+        print(stoppable(label_file, *files, *chosen))
+        return
     session = session_from(arguments, Tagging.name)
     if arguments.data is not None:
         data = list(map(Path, arguments.data))
@@ -119,6 +142,8 @@ class ColumnData:
     def notes(self, max_tokens: int, of_cut: str = "counted as wrong") -> Iterator[str]:
         """Yield a note for dev sentences that train too, and for each split of which sentences are cut; ``of_cut``: how words
         of the dev set count that are."""
+        if self.column.held_out:
+            yield held_out_note(len(self.dev), len(self.train), "sentences", "--train")
         if self.column.seen:
             yield seen_note(self.column.seen, len(self.dev), "sentences")
         for name, sentences in (("training", self.train), ("dev", self.dev), ("unlabeled", self.unlabeled)):
@@ -217,6 +242,10 @@ class Tagging(Benchmark):
         file, device = self.session.checkpoint.file, self.session.devices[0]
         return {task: column.linear(file, device, stop) for task, column in self.tasks_of_columns().items()}
 
+    def write_more(self, summaries: Summaries, stop: threading.Event) -> tuple[Sequence[Path], Sequence[str]]:
+        command = f"amos tag --checkpoint {shlex.quote(str(self.session.out))} --predict FILE --out LABELS"
+        return (), (f"to label other words: {command}",)
+
     def notes(self, results: Sequence[RunResult], summaries: Summaries) -> Iterator[str]:
         if any("f1" in summary.scores for summary in summaries.values()):
             yield "a span is right if its type and both ends are (conlleval's rules, computed by seqeval)"
@@ -224,7 +253,7 @@ class Tagging(Benchmark):
 
 def task_of_column(name: str, names: Sequence[str]) -> str:
     """Return the task of a column of a run that has learned the columns ``names``."""
-    return f"{TASK_PREFIX}{name}" if len(names) == 1 else f"{TASK_PREFIX}{name} of {AND.join(names)}"
+    return f"{TASK_PREFIX}{name}" if len(names) == 1 else f"{TASK_PREFIX}{name}{OF}{AND.join(names)}"
 
 
 def results_of_columns(result: RunResult) -> list[RunResult]:
@@ -309,21 +338,94 @@ def predict_words(
             yield place, row[: len(words)]
 
 
+def encode_sentences(loaded: LoadedCheckpoint, sentences: Sequence[Sentence]) -> list[dict[str, Tensor]]:
+    """Return the sentences for :func:`predict_words`, with the bits of :class:`WordSequences`."""
+    dictionary, room = loaded.dictionary, loaded.model.max_positions() - NUM_SPECIAL
+    encoded = []
+    for sentence in sentences:
+        pieces, ranges = loaded.tokenizer.encode_words(sentence.words, sentence.spaces)
+        num_words, num_pieces = words_that_fit([end for _, end in ranges], len(pieces), room)
+        tokens = torch.tensor([dictionary.bos(), *pieces[:num_pieces], dictionary.eos()])
+        positions = torch.tensor([start + 1 for start, _ in ranges[:num_words]], dtype=torch.long)
+        encoded.append({"tokens": tokens, "positions": positions})
+    return encoded
+
+
+def counted(loaded: LoadedCheckpoint, sentences: Sequence[Sentence], encoded: Sequence[Mapping], of_cut: str) -> str:
+    """Return the number of sentences and of the words that are cut, for a message; ``of_cut``: what these get."""
+    lost = [len(one.words) - len(read["positions"]) for one, read in zip(sentences, encoded, strict=True)]
+    if not any(lost):
+        return f"{len(lost):,} sentences"
+    longer = f"{sum(map(bool, lost)):,} sentences of more than {loaded.model.max_positions()} tokens"
+    return f"{len(lost):,} sentences; the last {sum(lost):,} words of {longer} {of_cut}"
+
+
+def predict_labels(
+    column: Column, model: BaseFairseqModel, sentences: Sequence[Mapping], device: str, stop: threading.Event
+) -> list[list[int]]:
+    """Return the labels of the words of each sentence that are not cut; the arguments are those of :func:`predict_words`."""
+    predicted: list[list[int]] = [[] for _ in sentences]
+    for place, logits in predict_words(model, column.head, sentences, device, stop):
+        predicted[place] = logits.argmax(-1).tolist()
+    return predicted
+
+
 def predict_column(
     data: ColumnData, model: BaseFairseqModel, device: str, stop: threading.Event
 ) -> tuple[Counter[str], list[str]]:
     """Return what is right in the dev sentences (:meth:`Column.count`), and the lines of their predictions."""
     column, dev = data.column, data.dev
     sentences = [dev[index] for index in range(len(dev))]
-    predicted: list[list[int]] = [[] for _ in sentences]
-    for index, logits in predict_words(model, column.head, sentences, device, stop):
-        predicted[index] = logits.argmax(-1).tolist()
+    predicted = predict_labels(column, model, sentences, device, stop)
     counts: Counter[str] = Counter()
     lines = []
     for words, sentence, labels in zip(data.words, sentences, predicted, strict=True):
         counts.update(column.count(sentence["labels"], labels))
-        for word, gold, label in zip_longest(words, sentence["labels"], labels):
-            cut = OUTSIDE if column.has_spans else CUT
-            lines.append(f"{word}\t{column.labels[gold]}\t{cut if label is None else column.labels[label]}")
+        for word, gold, label in zip(words, sentence["labels"], column.spell(labels, len(words)), strict=True):
+            lines.append(f"{word}\t{column.labels[gold]}\t{label}")
         lines.append("")
     return counts, lines
+
+
+def label_file(
+    results: Path,
+    file: Path,
+    out: Path,
+    column: str | None,
+    names: Sequence[str] | None,
+    device: str,
+    stop: threading.Event,
+) -> str:
+    """Write the words of ``file`` with their labels in each column that an output of ``amos tag`` has, or in ``column`` alone,
+    by the run that is best on dev for it. Return what was done. ``names``: see :func:`read_sentences`."""
+    runs: dict[str, list[RunResult]] = {}  # of each column
+    for result in read_results(results):
+        for run in results_of_columns(result) if result.task.startswith(TASK_PREFIX) else ():
+            runs.setdefault(run.task.removeprefix(TASK_PREFIX).partition(OF)[0], []).append(run)
+    if runs and column not in (None, *runs):
+        raise UserError(f"{results} has no column {column}: give --column with one of {', '.join(runs)}")
+    best = [best_run(of_column) for name, of_column in runs.items() if column in (None, name)]
+    checkpoints = [best_model(results, "tag", run) for run in best or [None]]
+    words = read_sentences(file, names, labeled=False)
+    words.report()
+    sentences, labels, done = words.sentences, [], []
+    for run, checkpoint in zip(best, checkpoints, strict=True):
+        loaded, of_run = load_checkpoint(checkpoint), column_of_run(run, checkpoint.parent)
+        check_labels(loaded, of_run.head, OF_WORDS, of_run.labels, of_run.directory / LABELS_FILE)
+        encoded = encode_sentences(loaded, sentences)
+        predicted = predict_labels(of_run, loaded.model, encoded, device, stop)
+        labels.append([of_run.spell(found, len(one.words)) for one, found in zip(sentences, predicted, strict=True)])
+        of_cut = f"have the label {of_run.of_cut}"
+        done.append(f"{out}, {of_run.name}: {counted(loaded, sentences, encoded, of_cut)}")
+    rows = (zip(one.words, *found, strict=True) for one, *found in zip(sentences, *labels, strict=True))
+    text = "\n".join("".join("\t".join(row) + "\n" for row in of_sentence) for of_sentence in rows)
+    with explain_write_errors(out, "permit writing, or give another --out"):
+        write_text(out, text)
+    return "\n".join(done)
+
+
+def column_of_run(run: RunResult, directory: Path) -> Column:
+    """Return the column of a result of :func:`results_of_columns`, with the labels beside its checkpoint."""
+    name, _, several = run.task.removeprefix(TASK_PREFIX).partition(OF)
+    folder = directory / TASK_FOLDER / word_head_name(name) if several else directory
+    return Column(folder, name, read_labels(folder), has_spans=run.main_score == main_score(has_spans=True))

@@ -18,8 +18,8 @@ from torch.nn.utils.rnn import pad_sequence
 from amos_fairseq.data.corpus import check_prepared, open_lines
 from amos_fairseq.downstream.labeled_task import LabeledSequences
 from amos_fairseq.downstream.results import content_sha256
-from amos_fairseq.downstream.tagging.schemes import count, main_score
-from amos_fairseq.downstream.tagging.sentences import MANIFEST, SEEN, UNLABELED, WORD_ARRAYS, is_column_name
+from amos_fairseq.downstream.tagging.schemes import OUTSIDE, count, main_score
+from amos_fairseq.downstream.tagging.sentences import HELD_OUT, MANIFEST, SEEN, UNLABELED, WORD_ARRAYS, is_column_name
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import write_text
 from amos_fairseq.strangers import field, is_unicode, parse_json, read_json, read_json_lines, read_text, whole_number
@@ -27,6 +27,7 @@ from amos_fairseq.strangers import field, is_unicode, parse_json, read_json, rea
 # Beside the checkpoints, one label a line, so that they can be exported without the data.
 LABELS_FILE = "labels.txt"
 OF_WORDS = "words"  # the kind of these labels
+CUT = "<cut>"  # in predictions: a word that the model did not read; CoNLL-U has the label "_"
 NUM_SPECIAL = 2  # <s> and </s>
 # Target of a padded slot: cross_entropy ignores it.
 NO_LABEL = -100
@@ -41,6 +42,7 @@ class Column:
         has_spans: whether the labels mark spans.
         sha256: of the manifest.
         seen: number of dev sentences that train too.
+        held_out: whether the dev sentences were chosen from the training file.
     """
 
     directory: Path
@@ -49,6 +51,7 @@ class Column:
     has_spans: bool
     sha256: str = ""
     seen: int = 0
+    held_out: bool = False
 
     @classmethod
     def of(cls, directory: Path) -> "Column":
@@ -60,7 +63,8 @@ class Column:
             if not is_column_name(name) or not are_labels(labels):
                 raise ValueError("the column or its labels have other names than amos prepare gives")
             seen = whole_number(manifest.get(SEEN, 0))
-            return cls(directory, name, labels, field(manifest, "has_spans", bool), content_sha256(manifest), seen)
+            more = (content_sha256(manifest), seen, manifest.get(HELD_OUT) is True)
+            return cls(directory, name, labels, field(manifest, "has_spans", bool), *more)
         except ValueError as error:
             raise UserError(f"{path} was not written by amos prepare ({error}): {_HINT}") from error
 
@@ -71,6 +75,15 @@ class Column:
     @property
     def main_score(self) -> str:
         return main_score(self.has_spans)
+
+    @property
+    def of_cut(self) -> str:
+        """The label that is written for a word that is cut."""
+        return OUTSIDE if self.has_spans else CUT
+
+    def spell(self, predicted: Sequence[int], num_words: int) -> list[str]:
+        """Return the label of each word of a sentence, also of those at its end that are cut."""
+        return [*(self.labels[label] for label in predicted), *[self.of_cut] * (num_words - len(predicted))]
 
     def count(self, gold: Sequence[int], predicted: Sequence[int]) -> Counter[str]:
         """Count what is right of the labels of a sentence: :func:`~amos_fairseq.downstream.tagging.schemes.count`."""
@@ -140,6 +153,17 @@ def read_labels(directory: Path) -> list[str]:
     return labels
 
 
+def words_that_fit(ends: Sequence[int] | torch.Tensor, num_pieces: int, room: int) -> tuple[int, int]:
+    """Return how many words of a sentence are read, and how many of its pieces; ``ends``: of the words, in pieces.
+
+    If no word is cut, all pieces that fit are kept: a tokenizer may add pieces that are of no word behind the last one.
+    """
+    kept = int(np.searchsorted(np.asarray(ends), room, side="right"))
+    if kept == len(ends):
+        return kept, min(num_pieces, room)
+    return kept, int(ends[kept - 1]) if kept else 0
+
+
 class WordSequences(LabeledSequences):
     """The words of the sentences of a split, cut at a word boundary where they are longer than ``max_tokens``.
 
@@ -170,28 +194,19 @@ class WordSequences(LabeledSequences):
         if len(self._tokens) != len(num_words) or not np.array_equal(num_words, self._ends.sizes):
             raise self._damaged()
         self._room = max_tokens - NUM_SPECIAL
-        kept = [int(np.searchsorted(ends.numpy(), self._room, side="right")) for ends in self._ends]
-        self._kept = np.array(kept, dtype=np.int64)
+        lengths = zip(self._ends, self._tokens.sizes, strict=True)
+        fits = [words_that_fit(ends, int(num_pieces), self._room) for ends, num_pieces in lengths]
+        self._kept, self._num_pieces = np.array(fits, dtype=np.int64).reshape(-1, 2).T
         self.cut_words = int((num_words - self._kept).sum())
         self.cut_sentences = int((num_words > self._kept).sum())
         self.num_words = int(num_words.sum())
-        self._rows = np.flatnonzero(self._kept > 0) if training else np.arange(len(kept))
+        self._rows = np.flatnonzero(self._kept > 0) if training else np.arange(len(fits))
         if not len(self._rows):
             raise UserError(f"{self.source}.*: all first words are longer than {self._room} pieces: split the words")
-        self.sizes = np.array([NUM_SPECIAL + self._num_pieces(row) for row in self._rows], dtype=np.int64)
+        self.sizes = NUM_SPECIAL + self._num_pieces[self._rows]
 
     def _damaged(self) -> UserError:
         return UserError(f"{self.source}.*: the files do not belong together; prepare the data again")
-
-    def _num_pieces(self, row: int) -> int:
-        """Return the length of a sentence after the cut, without special tokens.
-
-        If no word is cut, all pieces that fit are kept: a tokenizer may add pieces that are of no word behind the last one.
-        """
-        ends, kept = self._ends[row], int(self._kept[row])
-        if kept == len(ends):
-            return min(len(self._tokens[row]), self._room)
-        return int(ends[kept - 1]) if kept else 0
 
     @property
     def words_per_sentence(self) -> float:
@@ -208,7 +223,7 @@ class WordSequences(LabeledSequences):
         """Return ``id`` int, ``tokens`` [L], and ``positions`` and ``last_positions`` of the first and the last pieces of the
         words that are not cut, int64."""
         row = int(self._rows[index])
-        kept, pieces = int(self._kept[row]), self._tokens[row][: self._num_pieces(row)].long()
+        kept, pieces = int(self._kept[row]), self._tokens[row][: int(self._num_pieces[row])].long()
         return {
             "id": int(index),
             "tokens": torch.cat([torch.tensor([self.bos]), pieces, torch.tensor([self.eos])]),

@@ -12,6 +12,7 @@ This module and those it imports do without fairseq, which takes seconds to impo
 
 import argparse
 import contextlib
+import dataclasses
 import json
 import os
 import shlex
@@ -30,6 +31,7 @@ from amos_fairseq.downstream.tagging.schemes import (
     notation_of,
 )
 from amos_fairseq.downstream.tagging.sentences import (
+    HELD_OUT,
     MANIFEST,
     RAW_TEXT,
     SEEN,
@@ -49,6 +51,7 @@ from amos_fairseq.text.prepared_data import (
     check_inputs,
     description_of,
     fill_out,
+    held_out,
     prepared_data,
     save_tokenizer,
     seen_note,
@@ -76,7 +79,7 @@ class WordSource:
     """
 
     train: Path
-    dev: Path
+    dev: Path | None  # None to take a tenth of the sentences of ``train``
     column: str | None = None
     columns: Sequence[str] | None = None
     encoding: str = "file"
@@ -103,7 +106,7 @@ class WordSource:
 
     @property
     def files(self) -> dict[str, Path]:
-        files = {"train": self.train, "valid": self.dev}
+        files = {"train": self.train} | ({} if self.dev is None else {"valid": self.dev})
         return files if self.unlabeled in (None, REST) else files | {UNLABELED: Path(self.unlabeled)}
 
     @property
@@ -111,6 +114,10 @@ class WordSource:
         """What determines the prepared data besides the files and the tokenizer, as plain values."""
         settings = {name: getattr(self, name) for name in ("column", "columns", "encoding", "labeled", "unlabeled")}
         return settings | ({"unlabeled": "file"} if UNLABELED in self.files else {})
+
+    @property
+    def dev_name(self) -> Path | str:
+        return self.dev or "the dev set"
 
     def label_column(self) -> str:
         """Return the name of the column of labels, which an option or the training file names."""
@@ -122,21 +129,23 @@ class WordSource:
     def read(self, column: str) -> tuple[dict[str, list[Sentence]], bool]:
         """Return the sentences of all splits with their labels in ``column``, which those of the split ``unlabeled`` lack; and
         whether the labels mark spans."""
-        train, dev = files = [self.read_labeled(path) for path in (self.train, self.dev)]
+        train = self.read_labeled(self.train)
+        train, dev = files = split_off_dev(train) if self.dev is None else [train, self.read_labeled(self.dev)]
         if dev.kind == train.kind == COLUMNS and dev.names != train.names and len(dev.names) == len(train.names):
             # The names follow from the labels, and a dev set may have no entity.
             dev = files[1] = read_sentences(self.dev, train.names)
         for file in files:
             if column not in file.names:
-                hint = ": --columns names those behind the word" if file.kind == COLUMNS else ""
-                raise UserError(f"{file.path} has no column {column}: it has {', '.join(file.names)}{hint}")
+                raise UserError(
+                    f"{file.path} has no column {column}: give --column with one of {', '.join(file.names)}"
+                )
             file.report()
             check_labels(file, column)
         has_spans = convert_spans(files, column)
         if has_spans:
             use_one_encoding(train, dev, column, with_ends=True if self.encoding == BIOES else None)
         elif self.encoding == BIOES:
-            where = f"column {column} of {self.train} and {self.dev}"
+            where = f"column {column} of {self.train} and {self.dev_name}"
             raise UserError(f"--encoding bioes is for labels that mark spans (B-, I-, O), not {where}: leave it out")
         labeled, rest = choose_labeled(train.sentences, self.labeled, self.train)
         splits = {"train": labeled, "valid": dev.sentences}
@@ -163,9 +172,8 @@ class WordSource:
             for counts in (in_train, in_dev)
         )
         if of_dev and not of_dev & of_train:
-            problem = (
-                f"{self.dev}, column {column}: no label is in {self.train} ({shorten(' '.join(sorted(of_dev)), 100)})"
-            )
+            found = shorten(" ".join(sorted(of_dev)), 100)
+            problem = f"{self.dev_name}, column {column}: no label is in {self.train} ({found})"
             raise UserError(f"{problem}: give files with the same labels")
         labels = sorted(in_train | in_dev)
         trained = {tuple(sentence.words) for sentence in splits["train"]}
@@ -178,6 +186,8 @@ class WordSource:
         content = {"column": column, "labels": labels, "has_spans": has_spans, SEEN: seen, "splits": facts}
         if any(sentence.text != join_words(sentence.words) for sentence in splits["train"]):
             content[RAW_TEXT] = True
+        if self.dev is None:
+            content[HELD_OUT] = True
         write_manifest(directory / MANIFEST, description_of(self.files, tokenizer, self.settings) | content)
         most, number = in_dev.most_common(1)[0]
         accuracy = f"accuracy ({most} is {number / in_dev.total():.1%} of the dev words)"
@@ -199,7 +209,7 @@ class WordSource:
             say(seen_note(seen, len(splits["valid"]), "sentences"))
         if new := sorted(in_dev.keys() - in_train.keys()):
             say(
-                f"labels of {self.dev} that are not in {self.train} and cannot be learned: {shorten(' '.join(new), 100)}"
+                f"labels of {self.dev_name} that are not in {self.train} and cannot be learned: {shorten(' '.join(new), 100)}"
             )
         return splits
 
@@ -269,6 +279,14 @@ def use_one_encoding(train: WordFile, dev: WordFile, column: str, with_ends: boo
         say(f"{dev.path}: spans are encoded in {'IOBES' if with_ends else 'IOB'}, as in {train.path}")
     for sentence in (sentence for file in files for sentence in file.sentences):
         sentence.columns[column] = encode_spans(sentence.columns[column], with_ends)
+
+
+def split_off_dev(file: WordFile) -> list[WordFile]:
+    """Return the sentences to train on and a tenth to score on."""
+    chosen = set(held_out([tuple(sentence.words) for sentence in file.sentences], file.path, "sentences"))
+    train = [sentence for place, sentence in enumerate(file.sentences) if place not in chosen]
+    dev = [file.sentences[place] for place in sorted(chosen)]
+    return [dataclasses.replace(file, sentences=train), WordFile(file.path, file.kind, dev)]
 
 
 def choose_labeled(sentences: list[Sentence], number: int | None, path: Path) -> tuple[list[Sentence], list[Sentence]]:

@@ -83,7 +83,7 @@ def read_sentences(path: Path, names: Sequence[str] | None = None, labeled: bool
     is_table = kind_of(path) in _TABLES
     file = _read_table(path, labeled) if is_table else _read_word_lines(path, names, labeled)
     if names and file.kind != COLUMNS:
-        raise UserError(f"--columns names those of column files; {path} is {file.kind}, with {', '.join(file.names)}")
+        raise UserError(f"--columns names those of column files; {path} is {file.kind}: leave it out")
     sentences = [sentence.without_blank_words() for sentence in file.sentences]
     if num_blank := sum(map(len, (one.words for one in file.sentences))) - sum(len(one.words) for one in sentences):
         file.notes.append(f"{num_blank:,} blank words are left out")

@@ -197,7 +197,7 @@ def test_refusals(data, tmp_path, capsys):
             (tmp_path / folder / "tagging.json").write_text(json.dumps(content))
     for train, dev, target, flags, message in (
         (source, source, data, ["--column", "pos"], "(settings column: None there, pos here)"),
-        (source, source, out, ["--column", "x"], "no column x: it has pos, ner: --columns names"),
+        (source, source, out, ["--column", "x"], "no column x: give --column with one of pos, ner"),
         (source, source, tmp_path / "a:b", [], "fairseq separates folders at ':'"),
         (tmp_path / "absent", source, out, [], "no such file"),
         (source, source, out, ["--columns", "../../x,y"], "'../../x' cannot name a column"),
