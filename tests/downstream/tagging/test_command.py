@@ -3,17 +3,22 @@
 import dataclasses
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from fairseq.data import Dictionary
 from preparing import prepare
 from synthetic_tagging import make_sentences, prepare_tagging
 
 from amos_fairseq.downstream.benchmark import plan_runs
 from amos_fairseq.downstream.recipes import load_recipe
 from amos_fairseq.downstream.session import PretrainedCheckpoint, Session
-from amos_fairseq.downstream.tagging.command import open_tagging, word_trials
+from amos_fairseq.downstream.tagging.command import encode_sentences, open_tagging, word_trials
+from amos_fairseq.downstream.tagging.dataset import WordSequences
+from amos_fairseq.downstream.tagging.word_files import read_sentences
 from amos_fairseq.downstream.views import TAGGING_VIEWS
 from amos_fairseq.errors import UserError
+from amos_fairseq.text.tokenization import load_tokenizer
 
 
 @pytest.fixture
@@ -63,6 +68,23 @@ def test_folders_that_cannot_be_used_are_refused_before_the_training(session, tm
     ):
         with pytest.raises(UserError, match=message):
             open_tagging(session, folders)
+
+
+@pytest.mark.parametrize("max_tokens", [3, 17, 40, 200])
+def test_sentences_of_a_file_have_the_bits_of_the_dev_set(max_tokens, tmp_path):
+    """Of prepared data, also where words are cut."""
+    dev = WordSequences(prepare_tagging(tmp_path), "valid", max_tokens)
+    tokenizer = load_tokenizer(tmp_path / "tokenizer")
+    dictionary = Dictionary.load(str(tmp_path / "data" / "dict.txt"))
+    loaded = SimpleNamespace(
+        tokenizer=tokenizer, dictionary=dictionary, model=SimpleNamespace(max_positions=lambda: max_tokens)
+    )
+    found = encode_sentences(loaded, read_sentences(tmp_path / "train.txt", labeled=False).sentences)
+    for index, sentence in enumerate(found):
+        assert {name: sentence[name].tolist() for name in sentence} == {
+            name: dev[index][name].tolist() for name in ("tokens", "positions")
+        }
+    assert len(found) == len(dev)
 
 
 def test_a_constant_label_and_sentences_that_train_too(session, tmp_path):
