@@ -31,8 +31,10 @@ def checkpoint_file(path: Path) -> Path:
     advice = "give a checkpoint or the SAVE_DIR of a run that has saved one"
     if (path / "config.json").is_file():
         advice = f"{path} is a Hugging Face model, run amos import {shlex.quote(str(path))} OUT.pt and give OUT.pt"
-    elif runs := sorted(file.parent for file in path.glob("runs/**/checkpoint_best.pt")):
+    elif runs := sorted(file.parent for file in path.glob("runs/**/checkpoint_*.pt")):
         advice = f"{path} holds fine-tuning results, give one of their runs, such as {runs[0]}"
+    elif others := sorted(path.glob("*.pt")):
+        advice = f"give {others[0]}"
     raise UserError(f"{files[0]} is missing: {advice}")
 
 

@@ -173,15 +173,26 @@ def test_what_a_killed_process_left_goes_with_the_next_writing(tmp_path: Path) -
     assert path.read_bytes() == b"new"
 
 
-@pytest.mark.parametrize(("saved", "chosen"), [("1_10 last best", "last"), ("best", "best"), ("1_10", None)])
-def test_checkpoint_of_a_folder(saved: str, chosen: str | None, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("saved", "chosen"), [("1_10 last best", "last"), ("best", "best")])
+def test_checkpoint_of_a_folder(saved: str, chosen: str, tmp_path: Path) -> None:
     for name in saved.split():
         (tmp_path / f"checkpoint_{name}.pt").touch()
-    if chosen is None:
-        with pytest.raises(UserError, match=r"checkpoint_last\.pt is missing: give a checkpoint or the SAVE_DIR"):
-            checkpoint_file(tmp_path)
-    else:
-        assert checkpoint_file(tmp_path) == tmp_path / f"checkpoint_{chosen}.pt"
+    assert checkpoint_file(tmp_path) == tmp_path / f"checkpoint_{chosen}.pt"
+
+
+@pytest.mark.parametrize(
+    ("there", "advice"),
+    [
+        ("metrics.jsonl", "give a checkpoint or the SAVE_DIR of a run that has saved one"),
+        ("model.pt", "give .*/model.pt"),
+        ("runs/rte/seed1/checkpoint_last.pt", "fine-tuning results, give one of their runs, such as .*/runs/rte/seed1"),
+    ],
+)
+def test_a_folder_without_a_checkpoint_names_what_it_has(there: str, advice: str, tmp_path: Path) -> None:
+    (tmp_path / there).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / there).touch()
+    with pytest.raises(UserError, match=rf"checkpoint_last\.pt is missing: .*{advice}$"):
+        checkpoint_file(tmp_path)
 
 
 @pytest.mark.parametrize("kind", ["folder", "file", "link", "broken link"])
