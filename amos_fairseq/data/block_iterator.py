@@ -20,6 +20,8 @@ logger = logging.getLogger(__name__)
 POOL = 50  # global batches that are sorted by length together
 
 RESET_HINT = "add --reset-dataloader (checkpoint.reset_dataloader=true) to start again with the first epoch"
+BATCH_SIZE, UPDATE_FREQ = "--batch-size (dataset.batch_size)", "--update-freq (optimization.update_freq)"
+LENGTH = "--tokens-per-sample (task.tokens_per_sample)"
 
 
 def blocks_per_batch(
@@ -98,7 +100,7 @@ def whole_updates(indices: Sequence[int] | np.ndarray, global_batch: int, source
     if used == 0:
         raise UserError(
             f"{source} has {len(indices)} blocks, fewer than the {global_batch} of one update (ranks x update_freq x "
-            "batch size): give more text, or a smaller --batch-size, --update-freq or --tokens-per-sample"
+            f"batch size): give more text, or a smaller {BATCH_SIZE}, {UPDATE_FREQ} or {LENGTH}"
         )
     return indices[:used]
 
@@ -208,14 +210,14 @@ class BlockBatchIterator(iterators.EpochBatchIterator):
         if corpus != len(self.dataset):
             raise UserError(
                 f"the checkpoint is inside epoch {epoch} of a corpus of {corpus} blocks, but this one has "
-                f"{len(self.dataset)} (other text, or another --tokens-per-sample): {RESET_HINT}"
+                f"{len(self.dataset)} (other text, or another {LENGTH}): {RESET_HINT}"
             )
         blocks_in_batches = sum(len(batch) for batch in self.frozen_batches)
         saved = state_dict.get("blocks_per_update", self.global_batch)
         if saved != self.global_batch or position % self.global_batch != 0 or position >= blocks_in_batches:
             raise UserError(
                 f"the checkpoint was written inside epoch {epoch} of a run with {saved} blocks per update (ranks x update_freq "
-                f"x batch size), this one has {self.global_batch}: keep the global batch by --update-freq and --batch-size, "
-                f"or {RESET_HINT}"
+                f"x batch size), this one has {self.global_batch}: keep the global batch by {UPDATE_FREQ} and "
+                f"{BATCH_SIZE}, or {RESET_HINT}"
             )
         return position // self.blocks_per_step

@@ -145,7 +145,9 @@ def test_resume_with_another_number_of_ranks(corpus: Path, num_shards: int, upda
 
 def test_positions_that_do_not_fit_are_refused(corpus: Path) -> None:
     state = state_after(6, corpus, update_freq=2, batch_size=2)  # 12 blocks
-    with pytest.raises(UserError, match=r"run with 4 blocks per update .* has 8: .* --reset-dataloader"):
+    with pytest.raises(
+        UserError, match=r"run with 4 blocks per update .* has 8: .*\(dataset.batch_size\).* --reset-dataloader"
+    ):
         train_iterator(corpus, update_freq=2, batch_size=2, num_shards=2).load_state_dict(state)
     # 12 blocks are between two updates of 2, of 6 and of 12 blocks.
     for batch_size in (2, 6, 12):
