@@ -1,4 +1,5 @@
-"""End a run that has become useless: a loss or gradient that is not finite, a loss that diverges, a collapsed discriminator."""
+"""End a run that has become useless: a loss or gradient that is not finite, a loss that diverges, a collapsed discriminator.
+Say at the end of another one that it was too short."""
 
 import logging
 import math
@@ -228,3 +229,26 @@ class Collapse(Hook):
 
     def before_save(self, trainer: Trainer, state: dict[str, Any]) -> None:
         state["extra_state"][self.STATE] = self.count
+
+
+class Plateau(Hook):
+    """Say at the end of a run whose MLM knows no more than the frequencies of single tokens (docs/logging.md) that it does."""
+
+    def __init__(self) -> None:
+        self.message: str | None = None  # of the last validation; first rank only
+
+    def before_logging(self, save_dir: str, split: str, update: int, values: dict[str, Any]) -> None:
+        if split == "train":
+            return
+        self.message, numbers = None, numeric_stats(values)
+        entropy = numbers.get("unigram_entropy")
+        losses = [loss for name, loss in numbers.items() if name.startswith("mlm_loss_") and loss is not None]
+        if entropy is not None and losses and min(losses) >= entropy:  # of the depths of a generator
+            self.message = (
+                f"the loss of masked tokens on held-out text, {min(losses):.2f} nats, is not below the entropy of single "
+                f"tokens, {entropy:.2f}: the model knows no more than their frequencies; train longer, or on more text"
+            )
+
+    def update_completed(self, cfg: Any, trainer: Trainer, epoch_itr: Any, is_last: bool) -> None:
+        if is_last and self.message is not None:
+            logger.warning(self.message)

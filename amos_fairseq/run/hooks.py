@@ -27,7 +27,7 @@ from amos_fairseq.compat import device_reads, distribution, mixed_precision, pat
 from amos_fairseq.compat.patching import Patch, Script
 from amos_fairseq.errors import report_user_errors
 from amos_fairseq.run import mistakes, names, resume, signals, time_budget
-from amos_fairseq.run.health import Collapse, Divergence, FiniteUpdates
+from amos_fairseq.run.health import Collapse, Divergence, FiniteUpdates, Plateau
 from amos_fairseq.run.hook import Hook
 from amos_fairseq.run.kernels import Determinism, Kernels, Memory
 from amos_fairseq.run.metrics_log import MetricsLog
@@ -49,6 +49,7 @@ HOOKS: tuple[type[Hook], ...] = (
     FiniteUpdates,  # before Divergence: it names the loss, and a nan is no divergence
     Divergence,
     Collapse,
+    Plateau,
     names.BestMetric,
     MetricsLog,  # before Progress: it records what fairseq logs, to which Progress adds the time to the end
     Progress,
