@@ -1,9 +1,11 @@
 """The ``amos`` command: tools around training. Each subcommand is a file with ``add_parser`` and ``run``."""
 
 import argparse
+import difflib
 import os
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 from amos_fairseq.cli import (
     adapt,
@@ -28,6 +30,7 @@ from amos_fairseq.cli import (
 from amos_fairseq.errors import INTERRUPTED, UserError, report_user_errors
 from amos_fairseq.files import NO_ROOM
 from amos_fairseq.process import describe_versions
+from amos_fairseq.recipes import did_you_mean
 
 SUBCOMMANDS = (
     prepare,
@@ -76,7 +79,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         argcomplete.autocomplete(parser)
     subcommand = "--help"
     try:
-        parsed = parser.parse_args(arguments)
+        parsed, rest = parser.parse_known_args(arguments)
+        if rest:
+            refuse_unknown(parsed.parser, rest)
         subcommand = parsed.subcommand
         parsed.run(parsed)
         sys.stdout.flush()
@@ -97,6 +102,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"amos {subcommand}: interrupted", file=sys.stderr)
         return INTERRUPTED
     return 0
+
+
+def refuse_unknown(parser: argparse.ArgumentParser, rest: Sequence[str]) -> NoReturn:
+    """Exit with the usage of a subcommand and its flags that are similar to those that it does not have."""
+    flags = [word.partition("=")[0] for word in rest if word.startswith("--")]
+    similar = [
+        name
+        for flag in flags
+        for name in difflib.get_close_matches(flag, parser._option_string_actions, n=1, cutoff=0.75)
+    ]
+    parser.error(f"unrecognized arguments: {' '.join(rest)}{did_you_mean(similar)}")
 
 
 def discard_output() -> None:
