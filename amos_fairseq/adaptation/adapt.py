@@ -1,6 +1,6 @@
 """Adapt an encoder to a text: import it, encode the text with its tokenizer, train it further with one of three objectives.
 
-OUT/settings.json        what the command was given: only the same command continues
+OUT/settings.json        what the command was given: only the same command continues, once there is a checkpoint
 OUT/model/               the imported model with its tokenizer, where MODEL is a folder of Hugging Face
 OUT/generator_modelN/    the Nth generator, where it is a folder of Hugging Face
 OUT/data/                the text; OUT/data.json has its hash
@@ -24,19 +24,36 @@ from typing import Any
 import numpy as np
 import torch
 import yaml
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from scipy.stats import spearmanr
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from amos_fairseq.adaptation.command import (
+    AMOS,
+    DATA,
+    ELECTRA,
+    LOCK,
+    MLM,
+    NEW,
+    OBJECTIVES,
+    OTHER_OUT,
+    RECIPE,
+    RECIPE_OF_GENERATOR,
+    SELF,
+    Adaptation,
+    begin,
+    check_settings,
+    has_begun,
+)
 from amos_fairseq.checkpoint_files import checkpoint_file, num_updates_of
 from amos_fairseq.checkpoints.encoder import load
 from amos_fairseq.checkpoints.read import read_state
 from amos_fairseq.downstream.classification.labels import is_missing, parse_number
 from amos_fairseq.downstream.classification.rows import LABEL_COLUMNS, TEXT_COLUMNS, read_rows
 from amos_fairseq.downstream.classification.scores import correlation
-from amos_fairseq.errors import UserError
-from amos_fairseq.files import CORPUS_FILE, TOKENIZER_DIRECTORY, check_claim, claim, file_sha256, json_text, write_text
+from amos_fairseq.errors import UserError, explain_os_errors
+from amos_fairseq.files import CORPUS_FILE, TOKENIZER_DIRECTORY, claim, file_sha256, json_text, locked, write_text
 from amos_fairseq.hugging_face.config import CONFIG_FILE
 from amos_fairseq.hugging_face.import_folder import default_arch, import_folder, read_folder
 from amos_fairseq.hugging_face.imported import report_lines, write
@@ -47,12 +64,10 @@ from amos_fairseq.output.terminal import say
 from amos_fairseq.recipes import find_recipe
 from amos_fairseq.recipes.composition import compose_recipe
 from amos_fairseq.recipes.overrides import training_command
-from amos_fairseq.setting_checks import model_settings
+from amos_fairseq.setting_checks import check_configuration, model_settings
 from amos_fairseq.tasks.text_pretraining import TextPretrainingTask
 from amos_fairseq.text.input_files import TableFile
 
-MLM, ELECTRA, AMOS = OBJECTIVES = ("mlm", "electra", "amos")
-NEW, SELF = "new", "self"  # values of --generator beside a path
 LAST = "checkpoint_last.pt"
 # Settings of the encoder that are not those of its weights: of the process, of fine-tuning, of new weights.
 _OTHERS = {
@@ -72,34 +87,8 @@ CLIP_NORM = 2.0
 # A generator is useful whose loss is as many nats below the entropy of single tokens, and whose samples equal the original in
 # a smaller share (ours). They are measured on so many tokens of held-out text.
 LEARNED, NO_ERRORS, CHECKED_TOKENS = 0.5, 0.95, 16_384
-OTHER_OUT = "give another --out"
 GENERATORS = {512: "mlm_modern_mini", math.inf: "mlm_modern_small"}  # by the widest encoder for which it is new
 FEWEST_PAIRS = 10
-
-
-@dataclass(frozen=True)
-class Adaptation:
-    """What the command was given; its fields are in ``settings.json``.
-
-    Attributes:
-        model: folder of Hugging Face, run or checkpoint, as an absolute path.
-        objective: empty for that of ``model``, or mlm.
-        minutes: of the training; 0 where ``updates`` end it.
-        generator: absolute paths, ``new`` or ``self``; empty where none is given.
-        settings: ``KEY=VALUE`` of the training; those of common and task are also of a new generator.
-    """
-
-    model: str
-    texts: list[str]
-    document: str
-    objective: str
-    generator: list[str]
-    tokenizer: str
-    updates: int
-    minutes: float
-    length: int
-    batch_size: int
-    settings: list[str]
 
 
 @dataclass(frozen=True)
@@ -127,15 +116,21 @@ def adapt(given: Adaptation, out: Path, prepare: Callable[[Path, Path], None], p
         if ":" in path or "${" in path:
             raise UserError(f"{path}: fairseq cannot read paths with a colon or ${{: give another one")
     pairs = None if pairs_file is None else read_pairs(pairs_file)
-    recipe, recipe_of_generator, run = out / "adapt.yaml", out / "generator.yaml", out / "run"
-    identity = {name: value for name, value in dataclasses.asdict(given).items() if name != "minutes" or value}
-    claimed = out / "settings.json", identity, f"{out} was made by another command", OTHER_OUT
-    if not (check_claim(*claimed) and recipe.is_file()):  # the recipe is written last
+    with explain_os_errors(f"--out {out} cannot be written", ": permit it, or give another directory"):
+        out.mkdir(parents=True, exist_ok=True)
+    with locked(out / LOCK, f"another amos adapt is writing {out}", f"wait for it, or {OTHER_OUT}"):
+        run_steps(given, out, prepare, pairs)
+
+
+def run_steps(given: Adaptation, out: Path, prepare: Callable[[Path, Path], None], pairs: "ScoredPairs | None") -> None:
+    recipe, recipe_of_generator, run = out / RECIPE, out / RECIPE_OF_GENERATOR, out / "run"
+    if not has_begun(given, out):
+        begin(given, out)
         write_recipes(given, out)
-    claim(*claimed)
-    checkpoint = Path(yaml.safe_load(recipe.read_text(encoding="utf-8"))["checkpoint"]["finetune_from_model"])
-    divide_batch(recipe)  # refuses before anything takes long
-    manifest = out / "data" / CORPUS_FILE
+    # Both refuse before anything takes long.
+    checkpoint = Path(compose(recipe).checkpoint.finetune_from_model)
+    divide_batch(recipe)
+    manifest = out / DATA / CORPUS_FILE
     if not manifest.is_file() or all(Path(text).exists() for text in given.texts):  # once encoded, they may be removed
         prepare(out / "data", checkpoint.parent / TOKENIZER_DIRECTORY)
     claim(out / "data.json", {"sha256": file_sha256(manifest)}, f"{out / 'data'} is another text now", OTHER_OUT)
@@ -150,7 +145,7 @@ def adapt(given: Adaptation, out: Path, prepare: Callable[[Path, Path], None], p
     train(recipe)
     if pairs is not None:
         after = similarity(run / LAST, pairs)
-        record = {"file": pairs_file.name, "sha256": pairs.sha256, "pairs": len(pairs.scores)}
+        record = {"file": pairs.file, "sha256": pairs.sha256, "pairs": len(pairs.scores)}
         write_text(out / "similarity.json", json_text(record | {"before": before, "after": after}))
         say(f"before training: {describe(before)}; after it: {describe(after)}", "adapt")
     name = shlex.quote(str(run))
@@ -174,6 +169,7 @@ def write_recipes(given: Adaptation, out: Path) -> None:
         raise UserError(
             f"{given.model} was trained as {start.objective} and cannot begin as {objective}: give {others}"
         )
+    check_settings(given.settings, objective)
     if objective == MLM and generator:
         raise UserError(
             "--generator is for the objectives that detect replaced tokens: give --objective electra or amos"
@@ -235,6 +231,14 @@ def write_recipe(
     write_text(file, f"{head}# {command}\n{yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=120)}")
 
 
+def compose(recipe: Path, *overrides: str) -> DictConfig:
+    """Return the settings of a recipe; values that a setting does not take are refused."""
+    folder, name = find_recipe(str(recipe))
+    cfg = compose_recipe(name, overrides, folder)
+    check_configuration(cfg)
+    return cfg
+
+
 def read_start(source: str, folder: Path, objective: str, tokenizer: str = "") -> Start:
     """Return a checkpoint of this package; a folder of Hugging Face becomes one in ``folder``."""
     path = Path(source)
@@ -270,8 +274,7 @@ def check_generator(recipe: Path, is_new: bool) -> None:
 
     Of one that knows little more than the frequencies of tokens, detection learns only these; of one without errors, nothing.
     """
-    folder, name = find_recipe(str(recipe))
-    cfg = compose_recipe(name, ["task.mask_treatment=mask"], folder)
+    cfg = compose(recipe, "task.mask_treatment=mask")
     if not getattr(cfg.model, "generator_checkpoint", ""):
         return
     task = TextPretrainingTask.setup_task(cfg.task)
@@ -333,6 +336,7 @@ def train(recipe: Path) -> None:
 class ScoredPairs:
     """Pairs of texts, each with a number that says how similar they are."""
 
+    file: str
     sha256: str
     first: list[str]
     second: list[str]
@@ -348,7 +352,7 @@ def read_pairs(file: Path) -> ScoredPairs:
         needed = "two columns of texts and one of numbers, with names such as sentence1, sentence2 and score"
         raise UserError(f"--check-similarity {file} needs {needed}; it has {shorten(', '.join(columns), 300)}")
     rows = read_rows(file, texts, score)
-    pairs = ScoredPairs(rows.sha256, [], [], [])
+    pairs = ScoredPairs(file.name, rows.sha256, [], [], [])
     for line, (first, second), value in zip(rows.ids, rows.texts, rows.labels, strict=True):
         if not any(is_missing(each) for each in (first, second, value)):
             pairs.first.append(first)

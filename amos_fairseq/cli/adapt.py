@@ -5,6 +5,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+from amos_fairseq.adaptation.command import NEW, OBJECTIVES, SELF, Adaptation, check_settings, has_begun
 from amos_fairseq.cli import prepare
 from amos_fairseq.cli.arguments import add_subcommand, import_fairseq
 from amos_fairseq.errors import UserError
@@ -30,7 +31,7 @@ def add_parser(subparsers: Any) -> None:
     )
     add("--out", required=True, type=Path, metavar="DIR", help="output directory; its path must not contain a colon")
     text = "predict masked tokens, or detect replaced ones with one generator or a mixture (default: that of MODEL)"
-    add("--objective", choices=("mlm", "electra", "amos"), help=text)
+    add("--objective", choices=OBJECTIVES, help=text)
     text = "for detection: new (an MLM trained on TEXT first), self (MODEL), or a folder or checkpoint with an MLM head and "
     text += "same tokens; it is not trained with MODEL; may be given several times with --objective amos (default: new; where "
     text += "MODEL was trained with this objective, its own)"
@@ -62,16 +63,7 @@ def run(arguments: argparse.Namespace) -> None:
             raise UserError(f"--{name.replace('_', '-')} {getattr(arguments, name)} is too small")
     if not 0 <= arguments.minutes < math.inf:
         raise UserError(f"--minutes {arguments.minutes:g} must be 0, for --updates, or more")
-    has_begun = (arguments.out / "settings.json").is_file()  # what is in OUT already may be gone
-    inputs = [] if has_begun else [arguments.model, *arguments.text, arguments.tokenizer]
-    import_fairseq(inputs=[*inputs, arguments.check_similarity])
-    from amos_fairseq.adaptation.adapt import NEW, SELF, Adaptation, adapt
-
-    def prepare_text(out: Path, tokenizer: Path) -> None:
-        words = ["text", *map(str, arguments.text), "--out", str(out), "--tokenizer", str(tokenizer)]
-        words += ["--document", arguments.document] if arguments.document else []
-        prepare.run(arguments.prepare.parse_args(words))
-
+    check_settings(arguments.settings, arguments.objective or "")
     generators = [each if each in (NEW, SELF) else str(Path(each).absolute()) for each in arguments.generator]
     given = Adaptation(
         model=str(arguments.model.absolute()),
@@ -86,4 +78,15 @@ def run(arguments: argparse.Namespace) -> None:
         batch_size=arguments.batch_size,
         settings=arguments.settings,
     )
-    adapt(given, arguments.out.absolute(), prepare_text, arguments.check_similarity)
+    out = arguments.out.absolute()
+    # What OUT has already may be gone elsewhere.
+    inputs = [] if has_begun(given, out) else [arguments.model, *arguments.text, arguments.tokenizer]
+    import_fairseq(inputs=[*inputs, arguments.check_similarity])
+    from amos_fairseq.adaptation.adapt import adapt
+
+    def prepare_text(out: Path, tokenizer: Path) -> None:
+        words = ["text", *map(str, arguments.text), "--out", str(out), "--tokenizer", str(tokenizer)]
+        words += ["--document", arguments.document] if arguments.document else []
+        prepare.run(arguments.prepare.parse_args(words))
+
+    adapt(given, out, prepare_text, arguments.check_similarity)

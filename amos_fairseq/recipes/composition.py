@@ -17,6 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 from amos_fairseq.errors import UserError
 from amos_fairseq.recipes import RECIPES, did_you_mean, search_path
 from amos_fairseq.recipes.known_settings import similar_settings
+from amos_fairseq.setting_checks import describe
 
 
 def compose_recipe(name: str, overrides: Sequence[str] = (), config_dir: Path = RECIPES) -> DictConfig:
@@ -41,7 +42,8 @@ def explain(error: Exception, name: str, config_dir: Path) -> str:
     """Return the reason why a recipe cannot be composed; for an unknown setting, similar ones."""
     unknown = re.match(r"Could not override '([\w.]+)'", str(error))
     if unknown is None:
-        return str(error)
+        reason = error if isinstance(error, OmegaConfBaseException) else error.__context__  # Hydra adds its own words
+        return describe(reason) if isinstance(reason, OmegaConfBaseException) else str(error)
     key = unknown.group(1)
     sections = OmegaConf.to_container(compose_with_hydra(name, (), config_dir, with_hydra_settings=False))
     known = [f"{section}.{each}" for section, keys in sections.items() if isinstance(keys, dict) for each in keys]

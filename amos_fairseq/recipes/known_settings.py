@@ -4,7 +4,7 @@ import ast
 import difflib
 import importlib.util
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +17,17 @@ from amos_fairseq.recipes import RECIPES, defaults_list, did_you_mean
 # The groups of fairseq, of which a recipe names one member in _name.
 GROUPS = ("bpe", "criterion", "lr_scheduler", "model", "optimizer", "scoring", "task", "tokenizer")
 # Others are Hydra's: +KEY, GROUP/NAME, options.
-_SETTING = re.compile(r"(?P<key>[A-Za-z_][\w.]*)=(?P<value>.*)", re.DOTALL)
+SETTING = re.compile(r"(?P<key>[A-Za-z_][\w.]*)=(?P<value>.*)", re.DOTALL)
 _FLAG_OF_FAIRSEQ = re.compile(r"--(?P<name>[a-z0-9]+([-_][a-z0-9]+)*)(=.*)?")
 _HYDRA_FLAGS = {"help", "hydra-help", "version", "cfg", "resolve", "package", "run", "multirun", "shell-completion"}
 _HYDRA_FLAGS |= {"config-path", "config-name", "config-dir", "experimental-rerun", "info"}
+# What other trainers call settings of fairseq.
+ELSEWHERE = {
+    "learning_rate": "lr",
+    "max_steps": "max_update",
+    "warmup_steps": "warmup_updates",
+    "max_grad_norm": "clip_norm",
+}
 
 
 def check_settings(settings: Sequence[str], config_dir: Path, name: str) -> None:
@@ -34,7 +41,17 @@ def check_settings(settings: Sequence[str], config_dir: Path, name: str) -> None
         if flag is not None and flag["name"] not in _HYDRA_FLAGS:
             similar = did_you_mean(similar_settings(flag["name"].replace("-", "_"), known))
             raise UserError(f"{setting}: settings of amos train are KEY=VALUE{similar}")
-        if (match := _SETTING.fullmatch(setting)) is None:
+    check_keys(settings, known, name, config_dir)
+    if "task._name=text_pretraining" in (*settings, f"task._name={known.get('task._name')}"):
+        for setting in settings:
+            if setting.startswith("task.data="):
+                check_data(setting)
+
+
+def check_keys(settings: Sequence[str], known: Mapping[str, Any], name: str, config_dir: Path = RECIPES) -> None:
+    """Refuse ``KEY=VALUE`` with a key that is not ``known``, unless nothing is; ``name`` has the settings and their values."""
+    for setting in settings:
+        if (match := SETTING.fullmatch(setting)) is None:
             continue
         key, value = match["key"], match["value"]
         if key in GROUPS:
@@ -44,10 +61,6 @@ def check_settings(settings: Sequence[str], config_dir: Path, name: str) -> None
             raise UserError(f"{setting}: {name} has no setting {key}{did_you_mean(similar_settings(key, known))}")
         elif isinstance(known.get(key), list) and re.fullmatch(r"[\w.+-]+", value) and value != "null":
             raise UserError(f"{setting}: the value is a list: write {key}=[{value}]")
-    if "task._name=text_pretraining" in (*settings, f"task._name={known.get('task._name')}"):
-        for setting in settings:
-            if setting.startswith("task.data="):
-                check_data(setting)
 
 
 def check_data(setting: str) -> None:
@@ -71,6 +84,7 @@ def check_group(setting: str, key: str, value: str) -> None:
 def similar_settings(key: str, known: Collection[str]) -> list[str]:
     """Return settings of the same name in other sections; if there are none, of similar names."""
     last = key.rpartition(".")[2]
+    last = ELSEWHERE.get(last, last)
     elsewhere = sorted(setting for setting in known if setting.rpartition(".")[2] == last)
     return elsewhere[:3] or difflib.get_close_matches(key, sorted(known), n=3, cutoff=0.75)
 

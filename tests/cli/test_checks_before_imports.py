@@ -1,4 +1,4 @@
-"""A path or column that is not there, or a folder that is, ends a command before PyTorch and fairseq are imported."""
+"""A path, column or setting that is not there, or a folder that is, ends a command before PyTorch and fairseq are imported."""
 
 from pathlib import Path
 
@@ -9,6 +9,7 @@ import amos_fairseq
 from amos_fairseq.cli.main import main
 
 TABLES = "--checkpoint start.pt --out out --train rows.tsv"
+ADAPT = "adapt folder rows.tsv --out out --set"
 ABSENT = "absent: no such file"
 MISTAKES = {
     f"classify {TABLES} --label class": "rows.tsv has no column 'class': give --label with one of text, label",
@@ -35,6 +36,12 @@ MISTAKES = {
     "import folder start.pt": "start.pt exists",
     "adapt absent rows.tsv --out out": ABSENT,
     "adapt folder absent --out out": ABSENT,
+    "adapt folder rows.tsv --out .": "is not empty and was not written by amos adapt: give another directory",
+    f"{ADAPT} optimization.learning_rate=1": "has no setting optimization.learning_rate; did you mean optimization.lr?",
+    f"{ADAPT} model.generator_sise=1": "amos adapt has no setting model.generator_sise; did you mean model.generator_size or",
+    f"{ADAPT} model.generator_size=1 --objective mlm": "--objective mlm has no setting model.generator_size",
+    f"{ADAPT} optimization.lr": "--set optimization.lr: give KEY=VALUE",
+    f"{ADAPT} optimization.lr=[1": "--set optimization.lr=[1: the value cannot be read",
     "score start.pt absent": ABSENT,
     "score start.pt --pairs rows.tsv --corpus absent": ABSENT,
     "inspect start.pt --file absent": "absent is missing: give a text in UTF-8",
@@ -57,3 +64,12 @@ def test_mistakes_end_before_the_imports(command: str, tmp_path: Path, monkeypat
     before = sorted(tmp_path.rglob("*"))
     assert MISTAKES[command] in error_line(capsys, main, *command.split(), reports_progress=True)
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_flag_of_another_command_names_a_similar_one(capsys: pytest.CaptureFixture) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["adapt", "folder", "text.txt", "--out", "out", "--max-update", "10"])
+    assert ended.value.code == 2
+    usage, _, line = capsys.readouterr().err.rpartition("amos adapt: error: ")
+    assert usage.startswith("usage: amos adapt ")
+    assert line == "unrecognized arguments: --max-update 10; did you mean --updates?\n"

@@ -101,6 +101,13 @@ def test_recipes(model, flags, base, rates, generator, models, trained, tmp_path
         ("bert", "--objective amos --generator self", "a mixture needs MLM heads at several depths"),
         ("bert", "--objective amos --generator self --generator self", "a mixture needs MLM heads at several depths"),
         ("bert", "--objective electra --generator self --generator new", "for the mixture of --objective amos alone"),
+        ("bert", "--set model.generator_size=1", "--objective mlm has no setting model.generator_size"),
+        (
+            "bert",
+            "--set optimization.max_update=many",
+            "optimization.max_update: Value 'many' of type 'str' could not be",
+        ),
+        ("bert", "--set optimization.lr=[-1]", "optimization.lr (--lr) -1.0 must be above 0"),
         ("absent", "", "absent"),
     ],
 )
@@ -109,6 +116,7 @@ def test_refusals(model, flags, line, models, trained, tmp_path, capsys) -> None
     arguments = ("adapt", models / model, models / "text.txt", "--out", tmp_path / "out", *words)
     assert line in error_line(capsys, main, *arguments, reports_progress=True)
     assert trained == []
+    assert not (tmp_path / "out" / "data").exists()
 
 
 def test_minutes_are_those_of_the_model(models, trained, tmp_path) -> None:
@@ -118,11 +126,35 @@ def test_minutes_are_those_of_the_model(models, trained, tmp_path) -> None:
     assert own["lr_scheduler"] == {"warmup_updates": 4}
 
 
-def test_another_command_does_not_continue(models, trained, tmp_path, capsys) -> None:
-    adapt(models, tmp_path / "out", "bert")
-    arguments = ("adapt", models / "bert", models / "text.txt", "--out", tmp_path / "out", "--updates", "3")
+def test_another_command_replaces_one_that_never_trained(models, trained, tmp_path, capsys) -> None:
+    """An equal text is not encoded again."""
+    out = tmp_path / "out"
+    manifest = out / "data" / "corpus.json"
+    adapt(models, out, "headless", "--objective", "electra")
+    encoded = manifest.stat().st_mtime_ns
+    recipe = adapt(models, out, "headless", "--updates", "3")
+    assert recipe["optimization"]["max_update"] == 3
+    assert not (out / "generator.yaml").exists()
+    assert manifest.stat().st_mtime_ns == encoded
+    adapt(models, out, "headless", "--document", "line")
+    assert json.loads(manifest.read_text(encoding="utf-8"))["settings"]["document"] == "line"
+    (out / "run").mkdir()
+    (out / "run" / "checkpoint_last.pt").touch()
+    files = {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.is_file()}
+    arguments = (
+        "adapt",
+        models / "headless",
+        models / "text.txt",
+        "--out",
+        out,
+        "--document",
+        "line",
+        "--updates",
+        "3",
+    )
     line = error_line(capsys, main, *arguments)
     assert "was made by another command (updates: 2000 there, 3 here): give another --out" in line
+    assert {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.is_file()} == files
 
 
 def test_a_text_that_is_encoded_may_be_removed(models, trained, tmp_path, capsys) -> None:

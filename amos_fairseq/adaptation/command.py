@@ -1,0 +1,97 @@
+"""What ``amos adapt`` was given, checked against its settings and its folder before PyTorch is imported."""
+
+import dataclasses
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from amos_fairseq.errors import UserError
+from amos_fairseq.files import check_claim, check_new_folder, json_text, refuse_link, write_text
+from amos_fairseq.recipes import RECIPES
+from amos_fairseq.recipes.known_settings import SETTING, check_keys, known_settings
+from amos_fairseq.strangers import read_json
+
+MLM, ELECTRA, AMOS = OBJECTIVES = ("mlm", "electra", "amos")
+NEW, SELF = "new", "self"  # values of --generator beside a path
+OTHER_OUT = "give another --out"
+RECORD, LOCK, RECIPE, RECIPE_OF_GENERATOR, DATA = "settings.json", ".lock", "adapt.yaml", "generator.yaml", "data"
+OF_DATA = ("model", "tokenizer", "texts", "document")  # what determines the encoded text
+
+
+@dataclass(frozen=True)
+class Adaptation:
+    """What the command was given; its fields are in ``settings.json``.
+
+    Attributes:
+        model: folder of Hugging Face, run or checkpoint, as an absolute path.
+        objective: empty for that of ``model``, or mlm.
+        minutes: of the training; 0 where ``updates`` end it.
+        generator: absolute paths, ``new`` or ``self``; empty where none is given.
+        settings: ``KEY=VALUE`` of the training; those of common and task are also of a new generator.
+    """
+
+    model: str
+    texts: list[str]
+    document: str
+    objective: str
+    generator: list[str]
+    tokenizer: str
+    updates: int
+    minutes: float
+    length: int
+    batch_size: int
+    settings: list[str]
+
+    def identity(self) -> dict[str, Any]:
+        return {name: value for name, value in dataclasses.asdict(self).items() if name != "minutes" or value}
+
+
+def check_settings(settings: list[str], objective: str) -> None:
+    """Refuse what no recipe of the objective has; an empty ``objective``, which MODEL decides, allows those of all."""
+    if not settings:
+        return
+    from omegaconf import OmegaConf  # here, because it takes a tenth of a second to import
+    from omegaconf.errors import OmegaConfBaseException
+    from yaml import YAMLError
+
+    known: dict[str, Any] = {}
+    for name in (objective,) if objective else OBJECTIVES:
+        known |= known_settings(RECIPES, f"{name}_base")
+    check_keys(settings, known, f"--objective {objective}" if objective else "amos adapt")
+    for setting in settings:
+        if SETTING.fullmatch(setting) is None:
+            raise UserError(f"--set {setting}: give KEY=VALUE, such as optimization.lr=[1e-4]")
+        try:
+            OmegaConf.from_dotlist([setting])
+        except (OmegaConfBaseException, YAMLError) as error:
+            reason = str(error).partition("\n")[0]
+            raise UserError(f"--set {setting}: the value cannot be read ({reason}): correct it, or quote it") from error
+
+
+def has_begun(given: Adaptation, out: Path) -> bool:
+    """Return whether the same command has begun in OUT and goes on there. Nothing is written.
+
+    A folder of something else is refused, and one in which another command has trained.
+    """
+    check_new_folder(out, may_exist=True)
+    there = read_json(out / RECORD, OTHER_OUT, optional=True)
+    required = {field.name for field in dataclasses.fields(given)} - {"minutes"}
+    if there is None or not required <= there.keys():
+        if out.exists() and any(path.name != LOCK for path in out.iterdir()):
+            raise UserError(f"--out {out} is not empty and was not written by amos adapt: give another directory")
+        return False
+    if any(out.glob("*/checkpoint*.pt")):
+        check_claim(out / RECORD, given.identity(), f"{out} was made by another command", OTHER_OUT)
+    return there == given.identity() and (out / RECIPE).is_file()  # the recipe is written last
+
+
+def begin(given: Adaptation, out: Path) -> None:
+    """Make OUT the folder of this command. Of another one, which has not trained, only the encoded text is kept, if equal."""
+    there = read_json(out / RECORD, OTHER_OUT, optional=True) or {}
+    for name in (RECIPE, RECIPE_OF_GENERATOR, f"{DATA}.json"):
+        (out / name).unlink(missing_ok=True)
+    if (out / DATA).exists() and any(there.get(name) != getattr(given, name) for name in OF_DATA):
+        refuse_link(out / DATA)
+        shutil.rmtree(out / DATA)
+    write_text(out / RECORD, json_text(given.identity()))
