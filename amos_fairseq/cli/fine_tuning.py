@@ -122,6 +122,8 @@ def check_prediction(arguments: argparse.Namespace, *used: str) -> None:
     may be anything, such as the labels that people have given to these rows."""
     used += ("subcommand", "checkpoint", "predict", "out", "cpu")
     refuse_given(arguments, [name for name in vars(arguments) if name not in used], "has no effect with --predict")
+    if not arguments.out or str(arguments.out).endswith(os.sep):
+        raise UserError(f"--out {arguments.out}: with --predict it is a file: give its name")
     if os.path.lexists(arguments.out):
         raise UserError(f"{arguments.out} exists: give another --out")
     if not (folder := Path(arguments.out).absolute().parent).is_dir():

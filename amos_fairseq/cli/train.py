@@ -49,7 +49,7 @@ def run(arguments: argparse.Namespace) -> None:
     if given.minutes is not None:
         if not 0 < given.minutes < math.inf:
             raise UserError(f"--minutes {given.minutes:g} must be above 0")
-        settings.append(f"lr_scheduler.minutes={given.minutes!r}")
+        settings.insert(0, f"lr_scheduler.minutes={given.minutes!r}")
     command, variables = training_command(arguments.recipe, settings)
     sys.stdout.flush()
     os.execve(sys.executable, command, variables)

@@ -215,7 +215,7 @@ def choose_precision(asked: str, devices: Sequence[str], saved: Saved | None = N
     wanted, on_gpu, supported = of_results.precision if of_results else asked, devices[0] != "cpu", True
     if wanted in ("auto", "bf16"):
         supported = gpus_support_bf16() if on_gpu else supports_bf16(on_gpu=False)
-    device = Device(on_gpu, supported, "the GPUs have no fast bfloat16 products")  # on a CPU it is emulated
+    device = Device(on_gpu, supported, "the GPUs have no fast bfloat16 products")  # a CPU trains in bf16 without them
     return choose(asked, f"--precision {asked}", device, of_results, "give another --out")[0]
 
 

@@ -60,7 +60,7 @@ _PADDING_AT_1 = ("mpnet", "roberta", CUSTOM)
 # The other classes refuse, or ignore, an input that they do not have.
 _WITH_TOKEN_TYPES = ("bert", "electra")
 UNKNOWN_LICENSE = "unknown"
-PRETRAINING = "text_pretraining"
+PRETRAINING = ("text_pretraining", "masked_lm")  # fairseq's own task trains our models, too
 _TEMPLATE = Path(__file__).with_name("model_card.jinja")
 _LONGEST_CHAIN = 10  # of runs that started from each other
 _LIBRARIES = ("amos_fairseq", "fairseq-fixed", "torch", "transformers", "tokenizers")
@@ -190,7 +190,7 @@ def write_card(
         num_parameters=number_of_parameters(loaded, part),
         has_code=custom_code.is_in(folder),
         loaded=loaded,
-        task=str(loaded.task.get("_name", PRETRAINING)),
+        task=str(loaded.task.get("_name", PRETRAINING[0])),
         num_tokens=num_tokens,  # to three digits, where it was logged
         validation=validation,
         not_metrics=_NOT_METRICS,
@@ -233,7 +233,7 @@ def origin(loaded: LoadedCheckpoint) -> tuple[str, str]:
 
 def objective_of(task: dict[str, Any], model: str | None) -> str:
     """Return the objective of a run, given its task and the name of its model; empty for imported weights and fine-tuning."""
-    if import_source(task) or task.get("_name", PRETRAINING) != PRETRAINING:
+    if import_source(task) or task.get("_name", PRETRAINING[0]) not in PRETRAINING:
         return ""
     return (model or "").partition("_")[0].lower()
 

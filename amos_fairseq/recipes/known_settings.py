@@ -59,7 +59,7 @@ def check_keys(settings: Sequence[str], known: Mapping[str, Any], name: str, con
                 check_group(setting, key, value)
         elif known and key not in known and not key.startswith("hydra."):
             raise UserError(f"{setting}: {name} has no setting {key}{did_you_mean(similar_settings(key, known))}")
-        elif isinstance(known.get(key), list) and re.fullmatch(r"[\w.+-]+", value) and value != "null":
+        elif isinstance(known.get(key), list) and re.fullmatch(r"[\w.+-]+", value) and value.lower() != "null":
             raise UserError(f"{setting}: the value is a list: write {key}=[{value}]")
 
 

@@ -134,7 +134,7 @@ def choose(
         saved: the run that is continued; ``instead``: the advice if the device cannot continue it.
 
     Raises:
-        UserError: the device cannot train in it, or not continue the run. A CPU emulates bf16.
+        UserError: the device cannot train in it, or not continue the run. A CPU trains in bf16 also without fast products.
     """
     name, reasons = request, []
     if request == "auto":
@@ -146,15 +146,15 @@ def choose(
             f"{saved.path} was trained in {saved.precision} and has no state to continue in {name}: keep {saved.precision} "
             f"(task.precision={saved.precision}), or {new_run}"
         )
-    is_emulated = name == "bf16" and not device.supports_bf16
-    if (is_emulated and device.on_gpu) or (name == "fp16" and not device.on_gpu):
-        needs = f"needs bfloat16 products, and {device.reason}" if is_emulated else "needs a GPU"
+    is_slow = name == "bf16" and not device.supports_bf16
+    if (is_slow and device.on_gpu) or (name == "fp16" and not device.on_gpu):
+        needs = f"needs bfloat16 products, and {device.reason}" if is_slow else "needs a GPU"
         other = "fp16" if device.on_gpu else "bf16"
         if saved is None:
             raise UserError(f"{setting} {needs}: train in {other} or float32")
         advice = instead or f"give task.precision={other} to continue with its master weights"
         raise UserError(f"{saved.path} was trained in {saved.precision}, and {name} {needs}: {advice}")
-    if is_emulated:
+    if is_slow:
         reasons.append(f"slower than float32: {device.reason}")
     return name, ", ".join(reasons)
 

@@ -173,6 +173,12 @@ def refuse_changed_settings(cfg: Any, overrides: Sequence[str]) -> None:
     except UserError:
         return
     forgotten = changed_settings(saved if isinstance(saved, dict) else {}, cfg)
+    # fairseq-train stores the name of the arch.
+    before, now = (str(name).partition("_")[0] for name in forgotten.get("model._name", ("", "")))
+    if before != now:
+        raise UserError(f"{path} is of a run of {before}, not of {now}: give another checkpoint.save_dir")
+    if "lr_scheduler.minutes" in forgotten:  # the number of updates follows
+        forgotten.pop("optimization.max_update", None)
     for override in overrides:  # also of a whole section, or of a part of a setting
         given = override.partition("=")[0]
         forgotten = {
@@ -180,11 +186,6 @@ def refuse_changed_settings(cfg: Any, overrides: Sequence[str]) -> None:
             for key, values in forgotten.items()
             if key != given and not key.startswith(f"{given}.") and not given.startswith(f"{key}.")
         }
-    if "model._name" in forgotten:
-        before, now = forgotten["model._name"]
-        raise UserError(f"{path} is of a run of {before}, not of {now}: give another checkpoint.save_dir")
-    if "lr_scheduler.minutes" in forgotten:  # the number of updates follows
-        forgotten.pop("optimization.max_update", None)
     if forgotten:
         before, now = (" ".join(as_typed(key, values[i]) for key, values in forgotten.items()) for i in (0, 1))
         raise UserError(

@@ -117,6 +117,18 @@ def test_page_of_an_amos_run(tmp_path, text, capsys, monkeypatch):
         assert (row[2], row[4]) == (f"{of_depth.losses.mean():.3f}", f"{100 * of_depth.recall:.1f}")
 
 
+def test_flops_of_a_run_with_a_budget_of_time(tmp_path, text) -> None:
+    """Its settings have no number of updates."""
+    run = write_metrics(write_run(tmp_path / "run", task=SHORT))
+    add_settings(run, "amos_tiny")
+    per_update = training_flops(*read_configuration(str(run))).per_update
+    state = torch.load(run / "checkpoint_last.pt", weights_only=True)
+    state["cfg"]["optimization"]["max_update"] = 0
+    torch.save(state, run / "checkpoint_last.pt")
+    report = Report(tmp_path, run, "--text", text)
+    assert report.rows["FLOPs, matrix products"] == [flops_in_words(20, per_update)]
+
+
 @pytest.mark.slow
 def test_a_page_about_mlm_speaks_of_no_generator_and_no_replaced_tokens(tmp_path, text, capsys):
     run = write_metrics(write_run(tmp_path / "run", "mlm", task=SHORT))

@@ -377,11 +377,20 @@ def test_settings_that_are_not_given_again_are_refused(tmp_path: Path) -> None:
         UserError, match=r"trained with lr_scheduler.minutes=3.0, which would now be .*minutes=0.0: give"
     ):
         refuse_changed_settings(cfg, given)
+    saved["lr_scheduler"]["minutes"], cfg.lr_scheduler.minutes, cfg.optimization.max_update = 0.0, 3.0, 0
+    torch.save({"model": {}, "cfg": saved}, tmp_path / "checkpoint_last.pt")
+    refuse_changed_settings(cfg, [*given, "lr_scheduler.minutes=3.0"])
+    cfg.lr_scheduler.minutes, cfg.optimization.max_update = 0.0, 16_000
     del saved["lr_scheduler"]["minutes"]
     torch.save({"model": {}, "cfg": saved | {"model": {"_name": "mlm"}}}, tmp_path / "checkpoint_last.pt")
     cfg.model = {"_name": "electra"}
     with pytest.raises(UserError, match=r"is of a run of mlm, not of electra: give another checkpoint\.save_dir"):
         refuse_changed_settings(cfg, given)
+    cfg.model._name = "mlm_tiny"  # as fairseq-train names the same model
+    with pytest.raises(
+        UserError, match=r"trained with model\._name=mlm, which would now be model\._name=mlm_tiny: give"
+    ):
+        refuse_changed_settings(cfg, [*given, "optimization.max_update=16000"])
     cfg.model, cfg.optimization.max_update = {"weight": 4}, 1200
     saved |= {"model": {"weight": 5}, "criterion": {"weight": 5}}
     torch.save({"model": {}, "cfg": saved}, tmp_path / "checkpoint_last.pt")
