@@ -40,7 +40,7 @@ def test_recipe_by_name_and_by_path(started: list[list[str]], tmp_path: Path, mo
     )
     for words in of_time:
         main(words.split())
-        assert started.pop()[-3:] == ["task.data=D", "--multirun", "lr_scheduler.minutes=1.5"]
+        assert started.pop()[-3:] == ["lr_scheduler.minutes=1.5", "task.data=D", "--multirun"]
     assert started == [
         [*script, "--config-dir", str(RECIPES), "--config-name", "amos_base", plugin, "task.data=D", "--multirun"],
         [

@@ -411,7 +411,7 @@ REFUSED = {
         ("John,B-PER\nis,O\n", "is CSV"),
     ],
     lambda path: read_sentences(path, ["pos"]): [
-        (TREES, r" is CoNLL-U, with form, lemma"),
+        (TREES, r" is CoNLL-U: leave it out"),
         ("a X O\n", r"3 columns, expected 2 \(word, pos\)"),
     ],
 }
