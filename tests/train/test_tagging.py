@@ -95,11 +95,12 @@ def test_other_words_get_the_labels_of_the_evaluation(place, learned, tmp_path, 
     num_cut = sum(label == "<cut>" for rows in by_column["pos"] for _, _, label in rows)
     others = [[(word, "X", "O") for word in rows] for rows in words]
     write_conllu(tmp_path / "trees", others)
+    write_conllu(tmp_path / "glued", others, "SpaceAfter=No")  # words in columns trained, joined by spaces
     write_columns(tmp_path / "columns", others)
     (tmp_path / "words").write_text("\n".join("".join(f"{word}\n" for word in rows) for rows in words))
     (tmp_path / "text").write_text("".join(" ".join(rows) + "\n" for rows in words))
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps({"tokens": rows}) + "\n" for rows in words))
-    for form in ("trees", "columns", "words", "text", "rows.jsonl"):
+    for form in ("trees", "glued", "columns", "words", "text", "rows.jsonl"):
         out = tmp_path / f"{form}.tsv"
         main([*map(str, predict), str(tmp_path / form), "--out", str(out)])
         expected = [

@@ -38,18 +38,19 @@ from amos_fairseq.downstream.tagging.command import (
     check_unlabeled,
     counted,
     encode_sentences,
+    joined_as_in_training,
     predict_words,
     word_flags,
     word_trials,
 )
 from amos_fairseq.downstream.tagging.dataset import LABELS_FILE, OF_WORDS, Column, read_labels
 from amos_fairseq.downstream.tagging.prepare import WordSource
-from amos_fairseq.downstream.tagging.sentences import MANIFEST, RAW_TEXT, WordFile
+from amos_fairseq.downstream.tagging.sentences import WordFile
 from amos_fairseq.downstream.tagging.word_files import heads_of, read_conllu
 from amos_fairseq.downstream.views import PARSING_VIEWS
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import explain_write_errors, write_text
-from amos_fairseq.strangers import read_json, read_text
+from amos_fairseq.strangers import read_text
 from amos_fairseq.text.encoding import BinarizedFile
 from amos_fairseq.text.input_files import read_lines
 from amos_fairseq.text.prepared_data import DATA, prepared_data
@@ -218,15 +219,9 @@ def parse_file(results: Path, file: Path, out: Path, device: str, stop: threadin
     checkpoint = best_model(results, "parse", best_run_of(results, NAME))
     loaded, relations = load_checkpoint(checkpoint), read_labels(checkpoint.parent)
     check_labels(loaded, TREES, OF_WORDS, relations, checkpoint.parent / LABELS_FILE)
-    manifest = read_json(results / DATA / NAME / MANIFEST, "amos parse wrote it: restore it", optional=True)
-    trained_joined = (
-        manifest is not None and RAW_TEXT not in manifest
-    )  # by spaces: no space was missing, or earlier data
     treebank = read_conllu(file)
     treebank.report()
-    sentences = treebank.sentences
-    if trained_joined:
-        sentences = [dataclasses.replace(sentence, spaces=None) for sentence in sentences]
+    sentences = joined_as_in_training(treebank, results / DATA / NAME)
     encoded = encode_sentences(loaded, sentences)
     predicted = predict_trees(loaded.model, encoded, relations, device, stop)
     trees = [with_cut_words(tree, len(one.words)) for tree, one in zip(predicted, sentences, strict=True)]

@@ -55,11 +55,20 @@ from amos_fairseq.downstream.tagging.dataset import (
 )
 from amos_fairseq.downstream.tagging.prepare import WordSource, prepare_tagging_inside
 from amos_fairseq.downstream.tagging.schemes import main_score, scores
-from amos_fairseq.downstream.tagging.sentences import TASK_PREFIX, UNLABELED, Sentence
+from amos_fairseq.downstream.tagging.sentences import (
+    MANIFEST,
+    RAW_TEXT,
+    TASK_PREFIX,
+    UNLABELED,
+    Sentence,
+    WordFile,
+    join_unspaced_words,
+)
 from amos_fairseq.downstream.tagging.word_files import read_sentences
 from amos_fairseq.downstream.views import FULL, TAGGING_VIEWS, WORD_DROPOUT, check_encoder_learns, parse_views
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import explain_write_errors, write_text
+from amos_fairseq.strangers import read_json
 from amos_fairseq.text.prepared_data import held_out_note, seen_note
 
 PREDICTIONS = "predictions.txt"
@@ -338,6 +347,16 @@ def predict_words(
             yield place, row[: len(words)]
 
 
+def joined_as_in_training(file: WordFile, folder: Path) -> list[Sentence]:
+    """Return the sentences of ``file``, whose raw text is not used if no sentence that trained had one: words in columns are
+    joined by spaces. ``folder``: has the manifest of the data that trained; without it, the raw text is used."""
+    manifest = read_json(folder / MANIFEST, "the training wrote it: restore it", optional=True)
+    if manifest is None or RAW_TEXT in manifest:
+        return file.sentences
+    without_text = [dataclasses.replace(sentence, spaces=None) for sentence in file.sentences]
+    return join_unspaced_words(dataclasses.replace(file, sentences=without_text, notes=[])).sentences
+
+
 def encode_sentences(loaded: LoadedCheckpoint, sentences: Sequence[Sentence]) -> list[dict[str, Tensor]]:
     """Return the sentences for :func:`predict_words`, with the bits of :class:`WordSequences`."""
     dictionary, room = loaded.dictionary, loaded.model.max_positions() - NUM_SPECIAL
@@ -408,16 +427,17 @@ def label_file(
     checkpoints = [best_model(results, "tag", run) for run in best or [None]]
     words = read_sentences(file, names, labeled=False)
     words.report()
-    sentences, labels, done = words.sentences, [], []
+    labels, done = [], []
     for run, checkpoint in zip(best, checkpoints, strict=True):
         loaded, of_run = load_checkpoint(checkpoint), column_of_run(run, checkpoint.parent)
         check_labels(loaded, of_run.head, OF_WORDS, of_run.labels, of_run.directory / LABELS_FILE)
+        sentences = joined_as_in_training(words, of_run.directory)
         encoded = encode_sentences(loaded, sentences)
         predicted = predict_labels(of_run, loaded.model, encoded, device, stop)
         labels.append([of_run.spell(found, len(one.words)) for one, found in zip(sentences, predicted, strict=True)])
         of_cut = f"have the label {of_run.of_cut}"
         done.append(f"{out}, {of_run.name}: {counted(loaded, sentences, encoded, of_cut)}")
-    rows = (zip(one.words, *found, strict=True) for one, *found in zip(sentences, *labels, strict=True))
+    rows = (zip(one.words, *found, strict=True) for one, *found in zip(words.sentences, *labels, strict=True))
     text = "\n".join("".join("\t".join(row) + "\n" for row in of_sentence) for of_sentence in rows)
     with explain_write_errors(out, "permit writing, or give another --out"):
         write_text(out, text)

@@ -2,6 +2,7 @@
 
 import logging
 import math
+import shutil
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -41,7 +42,7 @@ from amos_fairseq.downstream.tagging.dataset import (
 )
 from amos_fairseq.downstream.tagging.model import WordModel, WordOutput
 from amos_fairseq.downstream.tagging.schemes import main_score, scores
-from amos_fairseq.downstream.tagging.sentences import UNLABELED
+from amos_fairseq.downstream.tagging.sentences import MANIFEST, UNLABELED
 from amos_fairseq.downstream.views import TAGGING_VIEWS, VIEW_LAYERS, parse_views
 from amos_fairseq.downstream.views.training import WithUnlabeled, add_cross_views, log_cross_views
 from amos_fairseq.errors import UserError
@@ -192,6 +193,7 @@ class SequenceTaggingTask(LabeledTask):
             folder = Path(self.cfg.save_dir, *((TASK_FOLDER, head) if len(self.columns) > 1 else ()))
             folder.mkdir(parents=True, exist_ok=True)
             write_labels(folder, column.labels)
+            shutil.copyfile(column.directory / MANIFEST, folder / MANIFEST)  # tells how words are joined
 
 
 @dataclass
