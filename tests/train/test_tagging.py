@@ -109,6 +109,8 @@ def test_other_words_get_the_labels_of_the_evaluation(place, learned, tmp_path, 
         ]
         assert predictions(out) == expected, form
         printed = capsys.readouterr()
+        assert f"tag: {tmp_path / form}: 40 sentences, " in printed.err
+        assert "(columns" not in printed.err
         for column, label in (("ner", "O"), ("pos", "<cut>")):
             cut = f"the last {num_cut} words of 4 sentences of more than {MAX_POSITIONS} tokens have the label {label}"
             assert f"{out}, {column}: 40 sentences; {cut}" in printed.out

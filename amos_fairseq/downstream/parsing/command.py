@@ -220,7 +220,7 @@ def parse_file(results: Path, file: Path, out: Path, device: str, stop: threadin
     loaded, relations = load_checkpoint(checkpoint), read_labels(checkpoint.parent)
     check_labels(loaded, TREES, OF_WORDS, relations, checkpoint.parent / LABELS_FILE)
     treebank = read_conllu(file)
-    treebank.report()
+    treebank.report("parse")
     sentences = joined_as_in_training(treebank, results / DATA / NAME)
     encoded = encode_sentences(loaded, sentences)
     predicted = predict_trees(loaded.model, encoded, relations, device, stop)

@@ -426,7 +426,7 @@ def label_file(
     best = [best_run(of_column) for name, of_column in runs.items() if column in (None, name)]
     checkpoints = [best_model(results, "tag", run) for run in best or [None]]
     words = read_sentences(file, names, labeled=False)
-    words.report()
+    words.report("tag")
     labels, done = [], []
     for run, checkpoint in zip(best, checkpoints, strict=True):
         loaded, of_run = load_checkpoint(checkpoint), column_of_run(run, checkpoint.parent)

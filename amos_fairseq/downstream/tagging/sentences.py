@@ -71,10 +71,10 @@ class WordFile:
     def names(self) -> list[str]:
         return list(self.sentences[0].columns)
 
-    def report(self) -> None:
+    def report(self, command: str = "prepare") -> None:
         columns = f" (columns {', '.join(self.names)})" if self.names else ""
         counted = f"{len(self.sentences):,} sentences, {self.kind}{columns}"
-        say("; ".join([f"{self.path}: {counted}", *self.notes]))
+        say("; ".join([f"{self.path}: {counted}", *self.notes]), command)
 
     def label_column(self) -> str:
         """Return the name of the column of labels where the user gives none: upos, or the last one."""

@@ -3,6 +3,7 @@
 What a file is depends on its content, not on its name. Messages name the file and the line.
 """
 
+import dataclasses
 import itertools
 import re
 from collections import Counter
@@ -75,8 +76,10 @@ def read_sentences(path: Path, names: Sequence[str] | None = None, labeled: bool
     - One word a line, its labels behind it, separated by tabs or else spaces; a blank line, or one with ``-DOCSTART-``, after
       each sentence. An index before the word, comments and a header are left out, with a note.
     - JSON lines, Parquet, or a folder of ``save_to_disk``: ``tokens`` (or ``words``) is a list, and so are the labels.
-    - Unless ``labeled``, one sentence a line with blanks between its words: if no line has a tab, and if there is no blank line
-      or the lines have different numbers of words.
+    - Unless ``labeled``, one sentence a line with blanks between its words: if no line has a tab, and if there is no blank
+      line, or one between all lines, or fewer than nine lines in ten have the same number of words.
+
+    Unless ``labeled``, the sentences have no columns.
 
     ``names``: of the columns behind the word, or of all with ``word`` among them; by default :data:`COLUMN_NAMES`, "2", ...
     """
@@ -84,6 +87,8 @@ def read_sentences(path: Path, names: Sequence[str] | None = None, labeled: bool
     file = _read_table(path, labeled) if is_table else _read_word_lines(path, names, labeled)
     if names and file.kind != COLUMNS:
         raise UserError(f"--columns names those of column files; {path} is {file.kind}: leave it out")
+    if not labeled:
+        file.sentences = [dataclasses.replace(sentence, columns={}) for sentence in file.sentences]
     sentences = [sentence.without_blank_words() for sentence in file.sentences]
     if num_blank := sum(map(len, (one.words for one in file.sentences))) - sum(len(one.words) for one in sentences):
         file.notes.append(f"{num_blank:,} blank words are left out")
@@ -119,7 +124,10 @@ def _read_word_lines(path: Path, names: Sequence[str] | None, labeled: bool) -> 
             raise UserError(f"{path}: {words[0].line!r:.60} is {name}: {advice}")
     has_blank_lines = any(not row.cells for row in rows[: words[-1].number])
     first_tab = next((row.number for row in words if "\t" in row.line), None)
-    if not labeled and first_tab is None and not (has_blank_lines and count >= MOST * len(words)):
+    blocks = [list(block) for has_cells, block in itertools.groupby(rows, key=lambda row: bool(row.cells)) if has_cells]
+    # Paragraphs of equal length are no columns.
+    is_text = count < MOST * len(words) or not has_blank_lines or all(len(block) == 1 for block in blocks)
+    if not labeled and first_tab is None and is_text:
         refuse_markup(path, [row.line for row in words[:FIRST_LINES]])
         sentences = [Sentence(cells, {}, lines=[number] * len(cells)) for number, _, cells in rows if cells]
         return WordFile(path, LINES, sentences)

@@ -277,6 +277,7 @@ def test_columns_of_a_table_are_those_of_its_longest_row(tmp_path):
     [
         ("The dog  sees\n\nSo 1\u00a0000\n", LINES, [["The", "dog", "sees"], ["So", "1\u00a0000"]]),
         ("one two\nthree four\n", LINES, [["one", "two"], ["three", "four"]]),  # no line is blank
+        ("a b c\n\nd e f\n\n\ng h i\n", LINES, [["a", "b", "c"], ["d", "e", "f"], ["g", "h", "i"]]),  # paragraphs
         ("The DT B-NP\ndog NN I-NP\n\nA DT O\n", COLUMNS, [["The", "dog"], ["A"]]),
         ("The\tDT\ndog\tNN\n", COLUMNS, [["The", "dog"]]),  # one sentence, with tabs
         ("The\n#\n\nA\n\n", COLUMNS, [["The", "#"], ["A"]]),
@@ -292,7 +293,7 @@ def test_columns_of_a_table_are_those_of_its_longest_row(tmp_path):
 def test_words_without_labels(text, how, expected, tmp_path):
     """What the lines have in common decides how they are read."""
     file = read_sentences(write(tmp_path / "a.txt", text), labeled=False)
-    assert (file.kind, [sentence.words for sentence in file.sentences]) == (how, expected)
+    assert (file.kind, [sentence.words for sentence in file.sentences], file.names) == (how, expected, [])
 
 
 def unlabeled(path: Path) -> object:
