@@ -115,6 +115,14 @@ def test_other_words_get_the_labels_of_the_evaluation(place, learned, tmp_path, 
             cut = f"the last {num_cut} words of 4 sentences of more than {MAX_POSITIONS} tokens have the label {label}"
             assert f"{out}, {column}: 40 sentences; {cut}" in printed.out
             assert f"runs/tagging-{column}/seed1 is the best run on dev (" in printed.err
+    # What is not in LABELS is counted in the last line.
+    text = f"-DOCSTART- O\n\n{source.read_text()}\n\u00ad\tX\tO\nsees\tX\tO\n"
+    (tmp_path / "blank").write_text(text)
+    main([*map(str, predict), str(tmp_path / "blank"), "--out", str(tmp_path / "of_blank"), "--column", "pos"])
+    *labels, last = predictions(tmp_path / "of_blank")
+    assert (len(labels), [word for word, _ in last]) == (40, ["sees"])
+    missing = f"2 words or rows of {tmp_path / 'blank'} are not in {tmp_path / 'of_blank'}: they look blank, or are -DOCSTART-"
+    assert capsys.readouterr().out.splitlines()[-1] == missing
     main([*map(str, predict), str(source), "--out", str(tmp_path / "pos"), "--column", "pos"])
     assert predictions(tmp_path / "pos") == [[[word, pos] for word, _, pos in rows] for rows in by_column["pos"]]
     for flags, message in (

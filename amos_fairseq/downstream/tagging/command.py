@@ -437,6 +437,8 @@ def label_file(
         labels.append([of_run.spell(found, len(one.words)) for one, found in zip(sentences, predicted, strict=True)])
         of_cut = f"have the label {of_run.of_cut}"
         done.append(f"{out}, {of_run.name}: {counted(loaded, sentences, encoded, of_cut)}")
+    if words.left_out:
+        done.append(f"{words.left_out:,} words or rows of {file} are not in {out}: they look blank, or are -DOCSTART-")
     rows = (zip(one.words, *found, strict=True) for one, *found in zip(words.sentences, *labels, strict=True))
     text = "\n".join("".join("\t".join(row) + "\n" for row in of_sentence) for of_sentence in rows)
     with explain_write_errors(out, "permit writing, or give another --out"):

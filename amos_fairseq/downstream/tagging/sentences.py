@@ -60,12 +60,19 @@ class Sentence:
 
 @dataclass
 class WordFile:
-    """The sentences of a file; ``kind``: how it was read; ``notes``: what was left out."""
+    """The sentences of a file.
+
+    Attributes:
+        kind: how it was read.
+        notes: what was left out.
+        left_out: number of words that look blank, of empty rows, and of lines with -DOCSTART-.
+    """
 
     path: Path
     kind: str
     sentences: list[Sentence]
     notes: list[str] = field(default_factory=list)
+    left_out: int = 0
 
     @property
     def names(self) -> list[str]:

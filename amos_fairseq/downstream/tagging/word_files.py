@@ -84,7 +84,8 @@ def read_sentences(path: Path, names: Sequence[str] | None = None, labeled: bool
     ``names``: of the columns behind the word, or of all with ``word`` among them; by default :data:`COLUMN_NAMES`, "2", ...
     """
     is_table = kind_of(path) in _TABLES
-    file = _read_table(path, labeled) if is_table else _read_word_lines(path, names, labeled)
+    rows = [] if is_table else list(_rows(path))
+    file = _read_table(path, labeled) if is_table else _read_word_lines(path, rows, names, labeled)
     if names and file.kind != COLUMNS:
         raise UserError(f"--columns names those of column files; {path} is {file.kind}: leave it out")
     if not labeled:
@@ -92,22 +93,27 @@ def read_sentences(path: Path, names: Sequence[str] | None = None, labeled: bool
     sentences = [sentence.without_blank_words() for sentence in file.sentences]
     if num_blank := sum(map(len, (one.words for one in file.sentences))) - sum(len(one.words) for one in sentences):
         file.notes.append(f"{num_blank:,} blank words are left out")
+    file.left_out = num_blank + sum(row.line.startswith(_DOCUMENT_START) for row in rows)
+    file.left_out += sum(sentence.words in ([], [_DOCUMENT_START]) for sentence in file.sentences)
     sentences = [sentence for sentence in sentences if sentence.words not in ([], [_DOCUMENT_START])]
     if not sentences:
         raise UserError(f"{path} {_NO_SENTENCE}")
-    return join_unspaced_words(WordFile(path, file.kind, sentences, file.notes))
+    return join_unspaced_words(dataclasses.replace(file, sentences=sentences))
 
 
 def read_conllu(path: Path) -> WordFile:
     """Read a CoNLL-U file, with all of its words; refuse others."""
-    file = WordFile(path, ROWS, []) if kind_of(path) in _TABLES else _read_word_lines(path, None, labeled=False)
+    file = (
+        WordFile(path, ROWS, [])
+        if kind_of(path) in _TABLES
+        else _read_word_lines(path, list(_rows(path)), None, labeled=False)
+    )
     if file.kind != CONLLU:
         raise UserError(f"{path} is not CoNLL-U but {file.kind}: give ten columns separated by tabs, numbers first")
     return join_unspaced_words(file)
 
 
-def _read_word_lines(path: Path, names: Sequence[str] | None, labeled: bool) -> WordFile:
-    rows = list(_rows(path))
+def _read_word_lines(path: Path, rows: list[Row], names: Sequence[str] | None, labeled: bool) -> WordFile:
     words = [row for row in rows if row.cells and not _COMMENT.match(row.line)]
     if not words:
         raise UserError(f"{path} {_NO_SENTENCE}")

@@ -259,6 +259,7 @@ def test_tables_of_lists(name, tmp_path):
     ]
     assert (file.kind, file.label_column(), file.notes) == (ROWS, "ner_tags", ["1 blank words are left out"])
     assert [one.words for one in read_sentences(path, labeled=False).sentences] == [["mu", "Vo"], ["Rom"]]
+    assert file.left_out == 3  # an empty row, -DOCSTART- and a blank word
 
 
 def test_columns_of_a_table_are_those_of_its_longest_row(tmp_path):
