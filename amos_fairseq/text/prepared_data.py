@@ -38,6 +38,8 @@ from amos_fairseq.text.tokenization import Tokenizer
 DATA = "data"
 DEV_SHARE, SPLIT_SEED = 0.1, 1
 RECORD = ".made_from.json"
+DEV_SPLITS = {"dev", "valid"}
+WITH_DEV, WITHOUT_DEV = "it was made with --dev", "it was made without --dev"
 
 
 @dataclass(frozen=True)
@@ -238,9 +240,11 @@ def _check_replaceable(
     results = [path for path in results if os.path.lexists(path)]
     if results and scored(record) != scored(made_from):
         listed = " ".join(shlex.quote(str(path)) for path in results)
+        difference = _difference(scored(record), scored(made_from))
+        advice = {WITH_DEV: "give it, ", WITHOUT_DEV: "leave it out, "}.get(difference, "")
         raise UserError(
-            f"{folder} was made of something else ({_difference(scored(record), scored(made_from))}), and there are results of "
-            f"those data: give another --out, or delete {listed} to begin again"
+            f"{folder} was made of something else ({difference}), and there are results of those data: {advice}give another "
+            f"--out, or delete {listed} to begin again"
         )
     there = {name: record.get(name) for name in made_from}
     reason = "its files are damaged" if there == made_from else _difference(there, made_from)
@@ -248,7 +252,10 @@ def _check_replaceable(
 
 
 def _difference(there: dict[str, Any], here: dict[str, Any]) -> str:
-    """Name the first file, or else the first setting, that differs."""
+    """Name the first file, or else the first setting, that differs; a dev set that only one of them has comes first."""
+    had_dev, has_dev = (not DEV_SPLITS.isdisjoint(made_from["sources"]) for made_from in (there, here))
+    if had_dev != has_dev:
+        return WITH_DEV if had_dev else WITHOUT_DEV
     for split, source in here["sources"].items():
         if there["sources"].get(split) != source:
             return f"the file {source['name']} of the {split} split is another one now"

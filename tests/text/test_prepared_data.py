@@ -96,6 +96,25 @@ def test_data_with_results_are_not_replaced_by_others(prepare: Preparation) -> N
     assert prepare() == "cT"
 
 
+@pytest.mark.parametrize("split", ["dev", "valid"])
+def test_a_dev_file_that_only_one_of_two_commands_has(split: str, tmp_path: Path) -> None:
+    """What the message asks for continues with the data that are there."""
+    (tmp_path / "a.txt").write_text("a")
+    train, made = {"train": tmp_path / "a.txt"}, []
+    both = train | {split: tmp_path / "a.txt"}
+    for first, then, message in (
+        (train, both, r"\(it was made without --dev\), .* those data: leave it out, give another --out, or"),
+        (both, train, r"\(it was made with --dev\), .* those data: give it, give another --out, or delete"),
+    ):
+        out = tmp_path / f"out{len(first)}"
+        prepared_data(out, "toy", first, None, {}, made.append, ["runs/toy"])
+        (out / "runs" / "toy").mkdir(parents=True)
+        with pytest.raises(UserError, match=message):
+            prepared_data(out, "toy", then, None, {}, made.append, ["runs/toy"])
+        prepared_data(out, "toy", first, None, {}, made.append, ["runs/toy"])
+    assert len(made) == 2
+
+
 def test_a_failure_leaves_the_earlier_data_or_nothing(prepare: Preparation) -> None:
     def fail() -> None:
         raise UserError("train.txt, line 1: no label")
