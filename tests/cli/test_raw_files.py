@@ -118,17 +118,19 @@ def test_raw_files_give_the_bits_of_prepare_and_keep_them(kind, start, planned, 
     assert identities(again).items() - identities(found).items() == {(task, again.tasks[task].data_sha256)}
 
 
-def test_a_tenth_of_the_sentences_is_the_dev_set(planned, tmp_path) -> None:
+def test_a_tenth_of_the_sentences_is_the_dev_set(planned, tmp_path, capsys) -> None:
     """Equal sentences are on the same side, every sentence is on one."""
     sentences = make_sentences(60) + make_sentences(20)
     raw = write_columns(tmp_path / "train.txt", sentences)
     opened = planned("tag", tmp_path / "out", "--train", raw, "--column", "pos")
+    said = capsys.readouterr().err
+    assert (said.count("train.txt: "), said.count("train.txt: 80 sentences, one word a line")) == (1, 1)
     train, dev = (Column.of(opened.data).read_words(split) for split in ("train", "valid"))
     assert sorted(train + dev) == sorted([word for word, _, _ in rows] for rows in sentences)
     assert 6 <= len(dev) <= 8
     assert not [words for words in dev if words in train]
     (task,) = opened.tasks.values()
-    chosen = f"pos: dev: {len(dev)} sentences of --train, chosen at random (seed 1); {len(train)} sentences train"
+    chosen = f"pos: dev: {len(dev)} sentences of train.txt, chosen at random (seed 1); {len(train)} sentences train"
     assert task.notes[0] == chosen
     assert identities(planned("tag", tmp_path / "other", "--train", raw, "--column", "pos")) == identities(opened)
 

@@ -152,7 +152,7 @@ class ColumnData:
         """Yield a note for dev sentences that train too, and for each split of which sentences are cut; ``of_cut``: how words
         of the dev set count that are."""
         if self.column.held_out:
-            yield held_out_note(len(self.dev), len(self.train), "sentences", "--train")
+            yield held_out_note(len(self.dev), len(self.train), "sentences", self.column.held_out)
         if self.column.seen:
             yield seen_note(self.column.seen, len(self.dev), "sentences")
         for name, sentences in (("training", self.train), ("dev", self.dev), ("unlabeled", self.unlabeled)):

@@ -22,7 +22,16 @@ from amos_fairseq.downstream.tagging.schemes import OUTSIDE, count, main_score
 from amos_fairseq.downstream.tagging.sentences import HELD_OUT, MANIFEST, SEEN, UNLABELED, WORD_ARRAYS, is_column_name
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import write_text
-from amos_fairseq.strangers import field, is_unicode, parse_json, read_json, read_json_lines, read_text, whole_number
+from amos_fairseq.strangers import (
+    field,
+    is_unicode,
+    parse_json,
+    read_json,
+    read_json_lines,
+    read_text,
+    text_in,
+    whole_number,
+)
 
 # Beside the checkpoints, one label a line, so that they can be exported without the data.
 LABELS_FILE = "labels.txt"
@@ -42,7 +51,7 @@ class Column:
         has_spans: whether the labels mark spans.
         sha256: of the manifest.
         seen: number of dev sentences that train too.
-        held_out: whether the dev sentences were chosen from the training file.
+        held_out: the name of the training file if the dev sentences were chosen from it.
     """
 
     directory: Path
@@ -51,7 +60,7 @@ class Column:
     has_spans: bool
     sha256: str = ""
     seen: int = 0
-    held_out: bool = False
+    held_out: str = ""
 
     @classmethod
     def of(cls, directory: Path) -> "Column":
@@ -63,7 +72,7 @@ class Column:
             if not is_column_name(name) or not are_labels(labels):
                 raise ValueError("the column or its labels have other names than amos prepare gives")
             seen = whole_number(manifest.get(SEEN, 0))
-            more = (content_sha256(manifest), seen, manifest.get(HELD_OUT) is True)
+            more = (content_sha256(manifest), seen, text_in(manifest.get(HELD_OUT, "")))
             return cls(directory, name, labels, field(manifest, "has_spans", bool), *more)
         except ValueError as error:
             raise UserError(f"{path} was not written by amos prepare ({error}): {_HINT}") from error

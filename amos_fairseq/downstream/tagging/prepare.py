@@ -130,16 +130,18 @@ class WordSource:
         """Return the sentences of all splits with their labels in ``column``, which those of the split ``unlabeled`` lack; and
         whether the labels mark spans."""
         train = self.read_labeled(self.train)
+        train.report()
         train, dev = files = split_off_dev(train) if self.dev is None else [train, self.read_labeled(self.dev)]
         if dev.kind == train.kind == COLUMNS and dev.names != train.names and len(dev.names) == len(train.names):
             # The names follow from the labels, and a dev set may have no entity.
             dev = files[1] = read_sentences(self.dev, train.names)
+        if self.dev is not None:
+            dev.report()
         for file in files:
             if column not in file.names:
                 raise UserError(
                     f"{file.path} has no column {column}: give --column with one of {', '.join(file.names)}"
                 )
-            file.report()
             check_labels(file, column)
         has_spans = convert_spans(files, column)
         if has_spans:
@@ -187,7 +189,7 @@ class WordSource:
         if any(sentence.text != join_words(sentence.words) for sentence in splits["train"]):
             content[RAW_TEXT] = True
         if self.dev is None:
-            content[HELD_OUT] = True
+            content[HELD_OUT] = self.train.name
         write_manifest(directory / MANIFEST, description_of(self.files, tokenizer, self.settings) | content)
         most, number = in_dev.most_common(1)[0]
         accuracy = f"accuracy ({most} is {number / in_dev.total():.1%} of the dev words)"

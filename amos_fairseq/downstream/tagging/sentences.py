@@ -15,8 +15,8 @@ from amos_fairseq.text.input_files import is_blank
 from amos_fairseq.text.tokenization.tokenizer import join_words
 
 MANIFEST = "tagging.json"
-# In the manifest. The second is there if words train in the raw text: some have no space between them; the third if the dev
-# sentences were chosen from the training file.
+# In the manifest. The second is there if words train in the raw text: some have no space between them; the third is the
+# name of the training file if the dev sentences were chosen from it.
 SEEN, RAW_TEXT, HELD_OUT = "dev_sentences_in_train", "raw_text", "held_out"
 # Names of tasks, and so of folders in OUT of amos tag, begin with this: results of other benchmarks are not taken for these.
 TASK_PREFIX = "tagging-"
