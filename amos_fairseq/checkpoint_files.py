@@ -33,7 +33,9 @@ def checkpoint_file(path: Path) -> Path:
         advice = f"{path} is a Hugging Face model, run amos import {shlex.quote(str(path))} OUT.pt and give OUT.pt"
     elif runs := sorted(file.parent for file in path.glob("runs/**/checkpoint_*.pt")):
         advice = f"{path} holds fine-tuning results, give one of their runs, such as {runs[0]}"
-    elif others := sorted(path.glob("*.pt"), key=lambda file: file.stat().st_mtime):
+    elif others := sorted(
+        [*path.glob("*.pt"), *path.glob("*/checkpoint_last.pt")], key=lambda file: file.stat().st_mtime
+    ):
         advice = f"give {others[-1]}"
     raise UserError(f"{files[0]} is missing: {advice}")
 

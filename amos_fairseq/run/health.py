@@ -245,8 +245,9 @@ class Plateau(Hook):
         losses = [loss for name, loss in numbers.items() if name.startswith("mlm_loss_") and loss is not None]
         if entropy is not None and losses and min(losses) >= entropy:  # of the depths of a generator
             self.message = (
-                f"the loss of masked tokens on held-out text, {min(losses):.2f} nats, is not below the entropy of single "
-                f"tokens, {entropy:.2f}: the model knows no more than their frequencies; train longer, or on more text"
+                f"the loss of masked tokens on held-out text, {min(losses):.2f} nats, is not below the entropy of its "
+                f"single tokens, {entropy:.2f}: the model may know no more than their frequencies (of a small held-out "
+                "text this entropy is too low); train longer, or on more text"
             )
 
     def update_completed(self, cfg: Any, trainer: Trainer, epoch_itr: Any, is_last: bool) -> None:

@@ -202,7 +202,7 @@ def test_a_useless_discriminator_is_seen_at_a_validation(split, component, auc, 
     [
         (
             {"mlm_loss_4": 8.5, "mlm_loss_6": 8.0},
-            "held-out text, 8.00 nats, is not below the entropy of single tokens, 6.24",
+            "held-out text, 8.00 nats, is not below the entropy of its single tokens, 6.24",
         ),
         ({"mlm_loss_4": 8.5, "mlm_loss_6": 6.0}, ""),
         ({"rtd_loss": 8.0}, ""),
