@@ -207,7 +207,7 @@ def supports_bf16(on_gpu: bool) -> bool:
     if not torch.backends.mkldnn.is_available():  # PyTorch's own kernels use no such instruction
         return False
     # On ARM, oneDNN asks for the instructions. On x86 AVX-512 is enough for it, which converts every operand to float32, and
-    # with AVX512_BF16 alone products had half the speed of float32 (docs/precision.md). Those with AMX tiles have amx_bf16.
+    # with AVX512_BF16 alone training was slower than in float32 (docs/precision.md). Those with AMX tiles have amx_bf16.
     if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         return False
     if platform.machine().lower() not in ("x86_64", "amd64"):

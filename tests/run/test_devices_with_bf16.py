@@ -29,7 +29,7 @@ def test_a_gpu_that_emulates_bf16_does_not_support_it(major, expected, monkeypat
     ("machine", "has_onednn", "onednn_takes_bf16", "avx512_bf16", "amx", "expected"),
     [
         ("x86_64", True, True, False, False, False),  # AVX-512 without bfloat16: oneDNN converts
-        ("x86_64", True, True, True, False, False),  # half the speed of float32
+        ("x86_64", True, True, True, False, False),  # slower than float32
         ("x86_64", True, True, False, True, True),
         ("aarch64", True, True, False, False, True),  # Neoverse V1
         ("arm64", False, False, False, False, False),  # macOS

@@ -193,7 +193,7 @@ class SequenceTaggingTask(LabeledTask):
             folder = Path(self.cfg.save_dir, *((TASK_FOLDER, head) if len(self.columns) > 1 else ()))
             folder.mkdir(parents=True, exist_ok=True)
             write_labels(folder, column.labels)
-            shutil.copyfile(column.directory / MANIFEST, folder / MANIFEST)  # tells how words are joined
+            shutil.copyfile(column.directory / MANIFEST, folder / MANIFEST)  # says how the words were joined
 
 
 @dataclass
