@@ -44,6 +44,8 @@ def main() -> None:
     arguments = parser.parse_intermixed_args()
     if arguments.parallel < 1:
         parser.error("--parallel must be 1 or more")
+    if not arguments.study.is_file():
+        parser.error(f"--study {arguments.study} is missing")
     study = yaml.safe_load(arguments.study.read_text(encoding="utf-8"))
     names = arguments.rows.split(",") if arguments.rows else list(study["rows"])
     try:

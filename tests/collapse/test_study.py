@@ -68,6 +68,8 @@ def test_unknown_rows_and_settings_are_one_line(tmp_path: Path) -> None:
     refused = run("sweep", tmp_path, tmp_path, "--rows", "bass")
     assert (refused.returncode, refused.stderr.count("\n")) == (1, 1), refused.stderr
     assert "there is no row bass" in refused.stderr
+    refused = run("sweep", tmp_path, tmp_path, "--study", tmp_path / "absent.yaml")
+    assert (refused.returncode, refused.stderr.splitlines()[-1][-len(" is missing") :]) == (2, " is missing")
     recipe = ["electra_mini", "--out", tmp_path, "task.data=DATA"]
     refused = run("hugging_face", *recipe, "model.discriminator_lr_scale=1")
     assert refused.returncode == 1
