@@ -6,7 +6,7 @@ from pathlib import Path
 
 from amos_fairseq.cli.arguments import import_fairseq, refuse_given
 from amos_fairseq.downstream import recipe_file
-from amos_fairseq.downstream.views import VIEW_LAYERS
+from amos_fairseq.downstream.views import VIEW_LAYERS, VIEW_TARGETS
 from amos_fairseq.errors import UserError
 from amos_fairseq.output.terminal import say
 from amos_fairseq.recipes import PRECISIONS
@@ -112,6 +112,10 @@ def add_cross_views(parser: argparse.ArgumentParser, views: tuple[str, ...]) -> 
     add("--views", metavar="A,B,...", help=text)
     text = "layers that compute the one-sided states: the lower half, or all (default: the recipe's, half)"
     add("--view-layers", choices=VIEW_LAYERS, help=text)
+    text = "what a view learns of an unlabeled word: the predicted probabilities, or the most likely class alone "
+    add("--view-targets", choices=VIEW_TARGETS, help=text + "(default: the recipe's, soft)")
+    text = "leave out unlabeled words whose most likely class has a smaller probability (default: the recipe's, 0)"
+    add("--view-confidence", type=float, metavar="P", help=text)
     text = "fraction of the updates before unlabeled sentences train the model itself; until then they train only the "
     text += "modules of the views (default: the recipe's, 0.1)"
     add("--unlabeled-start", type=float, metavar="F", help=text)

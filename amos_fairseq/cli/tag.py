@@ -6,7 +6,7 @@ from typing import Any
 
 from amos_fairseq.cli import fine_tuning
 from amos_fairseq.cli.arguments import add_label_columns, add_subcommand, add_unlabeled, refuse_given
-from amos_fairseq.downstream.views import TAGGING_VIEWS
+from amos_fairseq.downstream.views import TAGGING_VIEWS, VIEW_HEADS
 
 DESCRIPTION = """\
 Fine-tune a checkpoint of this package on a column of labeled words (parts of speech, chunks, named entities): one
@@ -43,6 +43,8 @@ def add_parser(subparsers: Any) -> None:
     add_label_columns(parser.add_argument)
     add_unlabeled(parser.add_argument)
     fine_tuning.add_cross_views(parser, TAGGING_VIEWS)
+    text = "of --data A B: the columns that a batch of unlabeled sentences trains, all or one that is drawn "
+    parser.add_argument("--view-heads", choices=VIEW_HEADS, help=text + "(default: the recipe's, all)")
     fine_tuning.add_sampling_exponent(parser, "of --data A B")
     text = "share of a word's label that is spread over all labels in training (default: the recipe's, 0; thesis: 0.1)"
     parser.add_argument("--label-smoothing", type=float, metavar="F", help=text)
@@ -55,7 +57,7 @@ def run(arguments: argparse.Namespace) -> None:
         fine_tuning.check_data(arguments, needs_dev=False)
     fine_tuning.check_baseline(arguments)
     if len(arguments.data or ()) < 2:
-        refuse_given(arguments, ["sampling_exponent"], "has no effect on a single column")
+        refuse_given(arguments, ["sampling_exponent", "view_heads"], "has no effect on a single column")
     if arguments.data is not None:
         reason = "chooses from raw files; --data have it from amos prepare tagging"
         refuse_given(arguments, ["column", "columns", "encoding", "labeled", "unlabeled"], reason)

@@ -14,7 +14,14 @@ from omegaconf import OmegaConf
 from amos_fairseq.checkpoint_files import checkpoint_file, task_state_of
 from amos_fairseq.checkpoints.read import import_source, read_state, read_tokenizer
 from amos_fairseq.downstream import recipe_names
-from amos_fairseq.downstream.recipes import Hyperparameters, Recipe, check_hyperparameters, load_recipe, size_for_width
+from amos_fairseq.downstream.recipes import (
+    FOR_WORDS,
+    Hyperparameters,
+    Recipe,
+    check_hyperparameters,
+    load_recipe,
+    size_for_width,
+)
 from amos_fairseq.downstream.results import content_sha256
 from amos_fairseq.errors import UserError, explain_os_errors
 from amos_fairseq.files import TOKENIZER_DIRECTORY, check_claim, claim, file_sha256
@@ -46,7 +53,7 @@ MOST_RUNS = 1024  # at a time
 OVERRIDES = (
     *("lr", "epochs", "batch_size", "num_separators", "similar_lengths"),
     *("min_updates", "layers", "new_top_layers", "pooling", "freeze_encoder"),
-    *("label_smoothing", "views", "view_layers", "unlabeled_start"),
+    *FOR_WORDS,
 )
 
 

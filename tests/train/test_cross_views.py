@@ -24,6 +24,7 @@ FLAGS = f"""--user-dir amos_fairseq --task sequence_tagging --criterion sequence
 --optimizer grouped_adam --lr 1e-3 --max-update {LAST_UPDATE} --log-interval 1 --log-format simple --seed 1
 --arch amos_tiny --encoder-ffn-embed-dim 128 --max-positions 40
 --save-interval-updates 5 --keep-interval-updates 1 --no-epoch-checkpoints"""
+VIEW_FLAGS = ["--view-heads", "one", "--view-targets", "hard", "--view-confidence", "0.3"]
 RECIPE = """\
 defaults: {lr: 3.0e-3, epochs: 6, batch_size: 8, warmup: 0.1, dropout: 0, attention_dropout: 0, checkpoint: last}
 tasks: {tagging: {min_updates: 60}}
@@ -91,7 +92,7 @@ def test_one_model_of_two_columns(place, tmp_path):
     folders = [place / "ner" / "data", place / "pos" / "data"]
     best = tmp_path / "best.yaml"  # the best checkpoint by the average of the main scores, so that both are validated
     best.write_text(RECIPE.replace("checkpoint: last", "checkpoint: best"))
-    printed = tag(place, tmp_path / "out", "--data", *folders, "--views", "future,past", "--recipe", best)
+    printed = tag(place, tmp_path / "out", "--data", *folders, "--views", "future,past", "--recipe", best, *VIEW_FLAGS)
     assert "views future,past" in printed
     table = (tmp_path / "out" / "tagging.md").read_text(encoding="utf-8")  # no row of it is broken
     assert "| ner of ner,pos: synthetic |" in table
@@ -150,6 +151,9 @@ def test_what_does_not_fit_is_refused_in_one_line(place, tmp_path, capsys):
             "--views train the encoder, which --freeze-enc",
         ),
         (["--data", data["pos"], "--view-layers", "all"], "--view-layers has no effect without --views"),
+        (["--data", data["pos"], "--view-targets", "hard"], "--view-targets has no effect without --views"),
+        (["--data", data["ner"], "--views", "full", "--view-heads", "one"], "no effect on a single column"),
+        (["--data", data["ner"], "--views", "full", "--view-confidence", "1"], "--view-confidence 1.0 must be"),
         (["--data", data["pos"], "--labeled", "3"], "--labeled chooses from raw files"),
         (["--data", data["pos"], "--data", data["pos"]], "is another folder of the column pos"),
         (["--data", data["pos"], "--label-smoothing", "1"], "--label-smoothing 1.0 must be"),

@@ -119,7 +119,7 @@ class DependencyParsingCriterion(LabeledCriterion):
         loss = cross_entropy(scores.flatten(0, 1), target.flatten(), ignore_index=NO_LABEL, reduction="sum")
         num_words = sample["nwords"]
         log = {"ntokens": sample["ntokens"], "nsentences": sample["nsentences"], "sample_size": num_words}
-        loss, sums = add_cross_views(loss, output, sample)
+        loss, sums = add_cross_views(loss, output, sample, self.task)
         if not model.training:
             log |= self._counts(scores.argmax(-1), target) | {"_words": sample["all_words"]}
         return loss, num_words, log | sums | {"loss": loss.detach()}

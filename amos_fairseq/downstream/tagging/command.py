@@ -25,7 +25,7 @@ from amos_fairseq.downstream.classification.scores import AVERAGE
 from amos_fairseq.downstream.labeled_task import check_labels
 from amos_fairseq.downstream.linear import FrozenInput, linear_predictions, rows_to_fit
 from amos_fairseq.downstream.multi_task.dataset import SAMPLING_EXPONENT, check_epoch, note_on_shares, rows_per_epoch
-from amos_fairseq.downstream.recipes import WORDS, Hyperparameters
+from amos_fairseq.downstream.recipes import FOR_VIEWS, WORDS, Hyperparameters
 from amos_fairseq.downstream.results import (
     Baselines,
     RunResult,
@@ -68,6 +68,7 @@ from amos_fairseq.downstream.tagging.word_files import read_sentences
 from amos_fairseq.downstream.views import FULL, TAGGING_VIEWS, WORD_DROPOUT, check_encoder_learns, parse_views
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import explain_write_errors, write_text
+from amos_fairseq.setting_checks import as_flags
 from amos_fairseq.strangers import read_json
 from amos_fairseq.text.prepared_data import held_out_note, seen_note
 
@@ -291,8 +292,8 @@ def word_trials(session: Session, views: Sequence[str], with_unlabeled: bool) ->
             raise UserError(f"--views {settings.views} needs sentences without labels: give them with --unlabeled")
         if chosen:
             check_encoder_learns(settings.freeze_encoder)
-        unused = [] if set(chosen) - {FULL, WORD_DROPOUT} else ["view_layers"]
-        unused += [] if chosen else ["unlabeled_start"]
+        one_sided = set(chosen) - {FULL, WORD_DROPOUT}
+        unused = [name for name in FOR_VIEWS if not (one_sided if name == "view_layers" else chosen)]
         for name in session.overrides.keys() & unused:
             with_views = f"with --views {settings.views}" if chosen else "without --views"
             raise UserError(f"--{name.replace('_', '-')} has no effect {with_views}: leave it out")
@@ -314,8 +315,7 @@ def word_flags(run: TaskRun, session: Session) -> list[str]:
     """Return the flags of a run on labels of words or trees."""
     settings, flags = run.hyperparameters, ["--tokens-per-sentence", str(session.checkpoint.max_positions)]
     if settings.views:
-        flags += ["--views", settings.views, "--view-layers", settings.view_layers]
-        flags += ["--unlabeled-start", str(settings.unlabeled_start)]
+        flags += as_flags({name: getattr(settings, name) for name in ("views", *FOR_VIEWS)})
     return [*flags, *selection_flags(run.task)]
 
 

@@ -43,7 +43,7 @@ from amos_fairseq.downstream.tagging.dataset import (
 from amos_fairseq.downstream.tagging.model import WordModel, WordOutput
 from amos_fairseq.downstream.tagging.schemes import main_score, scores
 from amos_fairseq.downstream.tagging.sentences import MANIFEST, UNLABELED
-from amos_fairseq.downstream.views import TAGGING_VIEWS, VIEW_LAYERS, parse_views
+from amos_fairseq.downstream.views import TAGGING_VIEWS, VIEW_HEADS, VIEW_LAYERS, VIEW_TARGETS, parse_views
 from amos_fairseq.downstream.views.training import WithUnlabeled, add_cross_views, log_cross_views
 from amos_fairseq.errors import UserError
 from amos_fairseq.setting_checks import setting
@@ -74,6 +74,15 @@ class SequenceTaggingConfig(LabeledTaskConfig):
     )
     view_layers: ChoiceEnum(list(VIEW_LAYERS)) = setting(
         "half", "layers that compute the one-sided states: the lower half, or all"
+    )
+    view_heads: ChoiceEnum(list(VIEW_HEADS)) = setting(
+        "all", "of several columns: those that an unlabeled batch trains, all or one that is drawn"
+    )
+    view_targets: ChoiceEnum(list(VIEW_TARGETS)) = setting(
+        "soft", "what a view learns of an unlabeled word: the predicted probabilities, or the most likely class alone"
+    )
+    view_confidence: float = setting(
+        0.0, "unlabeled words whose most likely class has a smaller probability are left out", "0 or more and below 1"
     )
     unlabeled_start: float = setting(
         0.1,
@@ -238,7 +247,7 @@ class SequenceTaggingCriterion(LabeledCriterion):
                     counts[f"{SCORED}{name}{suffix}"] = number
         loss, num_words = torch.stack(losses).sum(), sample["nwords"]
         log = {"ntokens": sample["ntokens"], "nsentences": sample["nsentences"], "sample_size": num_words}
-        loss, sums = add_cross_views(loss, output, sample)
+        loss, sums = add_cross_views(loss, output, sample, self.task)
         return loss, num_words, log | sums | counts | {"loss": loss.detach()}
 
     @staticmethod

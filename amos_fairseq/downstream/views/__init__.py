@@ -13,7 +13,7 @@ DIRECTIONS = {"forward": "past", "backward": "future", "future": "past", "past":
 TAGGING_VIEWS = (FULL, *DIRECTIONS)
 # Of the word as a head, and of the word as a dependent (section 4.2.3).
 PARSING_VIEWS = (FULL, *(f"{head}-{word}" for head in ("forward", "backward") for word in ("forward", "backward")))
-VIEW_LAYERS = ("half", "all")
+VIEW_LAYERS, VIEW_HEADS, VIEW_TARGETS = ("half", "all"), ("all", "one"), ("soft", "hard")
 CROSS_VIEWS = "cross_views."  # prefix of the weights of the modules, which only train
 
 

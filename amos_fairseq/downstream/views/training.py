@@ -105,40 +105,58 @@ class WithUnlabeled(FairseqDataset):
         return batch
 
 
-def add_cross_views(loss: Tensor, output: WordOutput, sample: dict) -> tuple[Tensor, dict[str, Any]]:
+def add_cross_views(loss: Tensor, output: WordOutput, sample: dict, task: Any) -> tuple[Tensor, dict[str, Any]]:
     """Add c sum_w sum_j KL(p_w || p_w^j) to the summed loss of labeled words, nats, float32 scalars (thesis, section 4.1.1).
 
     w are the unlabeled words of the batch; p is the prediction of a head, fixed and without dropout, and p^j that of a view.
-    The terms of several heads are added. With the constant c, the expected number of labeled words for an unlabeled one,
-    division by the labeled words gives the mean over unlabeled words, and sums over ranks and accumulated batches are exact.
+    The terms of several heads are added; with ``view_heads`` "one", those of a single head, drawn for each micro-batch from the
+    seed of its update, train (Table 4.3, without all-labeled). With the constant c, the expected number of labeled words for an
+    unlabeled one, division by the labeled words gives the mean over unlabeled words, and sums over ranks and accumulated
+    batches are exact. Words below ``view_confidence`` count as words without divergence.
+
+    Args:
+        task: ``SequenceTaggingTask``, for its settings of the views.
 
     Returns:
         The loss, as it is where there are no views, and the sums to log.
     """
     if output.views is None:
         return loss, {}
+    cfg = task.cfg
     is_word = sample["net_input"]["unlabeled"]["word_positions"].ne(0)
-    sums: dict[str, Tensor] = {}
+    heads, sums = list(output.views), dict[str, Tensor]()
+    chosen = heads if cfg.view_heads == "all" else [heads[int(torch.randint(len(heads), ()))]]
     for head, views in output.views.items():
         for view, scores in views.items():
-            sums[view] = sums.get(view, 0.0) + summed_divergence(output.fixed[head], scores, is_word)
+            total = summed_divergence(
+                output.fixed[head], scores, is_word, cfg.view_targets == "hard", cfg.view_confidence
+            )
+            # Times 0, so that every module has a gradient on every rank.
+            sums[view] = sums.get(view, 0.0) + (total if head in chosen else 0.0 * total)
     log = {LABELED_LOSS: loss.detach(), UNLABELED_WORDS: sample["num_unlabeled_words"]}
     log |= {f"{KL}{view}": total.detach() for view, total in sums.items()}
     return loss + sample["unlabeled_weight"] * sum(sums.values()), log
 
 
-def summed_divergence(fixed: Tensor, scores: Tensor, is_word: Tensor) -> Tensor:
+def summed_divergence(
+    fixed: Tensor, scores: Tensor, is_word: Tensor, hard: bool = False, confidence: float = 0.0
+) -> Tensor:
     """Return sum_w KL(p_w || q_w), nats, a float32 scalar, with p = softmax(fixed) and q = softmax(scores) of word w.
 
     Args:
         fixed: [B,W,...] scores of all classes of a word, in one or more dimensions; they get no gradient.
         scores: the same shape.
         is_word: [B,W] bool, False at padded slots, which do not count.
+        hard: p is 1 for its most likely class and 0 for all others (thesis, section 4.5, hard targets).
+        confidence: words whose most likely class has a smaller p do not count (section 4.5, confidence thresholding).
 
     A class that is excluded, with the score -inf, must be so on both sides; it adds nothing.
     """
     log_p = fixed.detach().float().flatten(2).log_softmax(-1)
     log_q = scores.float().flatten(2).log_softmax(-1)
+    is_word = is_word & log_p.amax(-1).exp().ge(confidence)
+    if hard:
+        log_p = torch.full_like(log_p, -torch.inf).scatter(-1, log_p.argmax(-1, keepdim=True), 0.0)
     p = log_p.exp()
     terms = torch.where(p > 0, p * (log_p - log_q), 0.0)  # not -inf - -inf
     return terms.sum(-1).masked_fill(~is_word, 0.0).sum()

@@ -8,7 +8,7 @@ import torch
 from small_models import logged
 
 from amos_fairseq.downstream.parsing.model import TREES
-from amos_fairseq.downstream.parsing.task import DependencyParsingCriterion
+from amos_fairseq.downstream.parsing.task import DependencyParsingConfig, DependencyParsingCriterion
 from amos_fairseq.downstream.tagging.dataset import NO_LABEL
 from amos_fairseq.downstream.tagging.model import WordOutput
 
@@ -44,7 +44,8 @@ def test_the_term_of_views_by_hand():
     views = {"full": torch.zeros(1, 2, 1, 4, requires_grad=True), "forward-backward": torch.ones(1, 2, 1, 4)}
     output = WordOutput({TREES: scores}, {TREES: fixed}, {TREES: views})
     model = type("Model", (), {"training": True, "__call__": lambda self, **_: output})()
-    criterion = DependencyParsingCriterion(SimpleNamespace(relations=RELATIONS, views=tuple(views)))
+    task = SimpleNamespace(relations=RELATIONS, views=tuple(views), cfg=DependencyParsingConfig(data="DATA"))
+    criterion = DependencyParsingCriterion(task)
     sample = {"net_input": {"unlabeled": {"word_positions": torch.tensor([[1, 0]])}}, "target": torch.tensor([[3]])}
     sample |= {"nwords": 1, "ntokens": 3, "nsentences": 1, "unlabeled_weight": 1.5, "num_unlabeled_words": 1}
     loss, _, log = criterion(model, sample)
