@@ -65,6 +65,7 @@ from amos_fairseq.recipes import find_recipe
 from amos_fairseq.recipes.composition import compose_recipe
 from amos_fairseq.recipes.overrides import training_command
 from amos_fairseq.setting_checks import check_configuration, model_settings
+from amos_fairseq.strangers import read_json
 from amos_fairseq.tasks.text_pretraining import TextPretrainingTask
 from amos_fairseq.text.input_files import TableFile
 
@@ -134,6 +135,7 @@ def run_steps(given: Adaptation, out: Path, prepare: Callable[[Path, Path], None
     if not manifest.is_file() or all(Path(text).exists() for text in given.texts):  # once encoded, they may be removed
         prepare(out / "data", checkpoint.parent / TOKENIZER_DIRECTORY)
     claim(out / "data.json", {"sha256": file_sha256(manifest)}, f"{out / 'data'} is another text now", OTHER_OUT)
+    say(describe_training(compose(recipe), read_json(manifest, OTHER_OUT)["train"]["tokens"]), "adapt")
     if pairs is not None:
         before = similarity(checkpoint, pairs)
         say(f"before training: {describe(before)}", "adapt")
@@ -153,6 +155,19 @@ def run_steps(given: Adaptation, out: Path, prepare: Callable[[Path, Path], None
         f"done. For Hugging Face: amos export {name} FOLDER; fine-tune: amos classify --checkpoint {name} --train ...",
         "adapt",
     )
+
+
+def describe_training(cfg: DictConfig, num_tokens: int) -> str:
+    """Return how much of a text of ``num_tokens`` the training reads, and with which rates."""
+    length, size, (rate,) = cfg.task.tokens_per_sample, cfg.dataset.batch_size, cfg.optimization.lr
+    updates, minutes = cfg.optimization.max_update, cfg.lr_scheduler.minutes
+    how_long = f"{minutes:g} minutes of updates"
+    if not minutes:
+        epochs = updates * size * length / num_tokens
+        how_long = f"{updates:,} updates, which read the text {epochs:.2g} times, of"
+    scale = cfg.model.encoder_lr_scale
+    of_head = f", of the new head {rate:g}" if scale != 1 else ""
+    return f"training: {how_long} {size} blocks of {length} tokens; peak of the learning rate {rate * scale:g}{of_head}"
 
 
 def describe(similar: dict[str, float]) -> str:
@@ -306,7 +321,8 @@ def check_generator(recipe: Path, is_new: bool) -> None:
 def divide_batch(recipe: Path) -> list[str]:
     """Return the settings with which an update on all GPUs has the batch of the recipe."""
     content = yaml.safe_load(recipe.read_text(encoding="utf-8"))
-    num_ranks = content.get("distributed_training", {}).get("distributed_world_size", torch.cuda.device_count())
+    num_gpus = 0 if content.get("common", {}).get("cpu") else torch.cuda.device_count()
+    num_ranks = content.get("distributed_training", {}).get("distributed_world_size", num_gpus)
     batch_size = content["dataset"]["batch_size"]
     if num_ranks < 2:
         return []

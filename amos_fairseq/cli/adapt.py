@@ -47,6 +47,7 @@ def add_parser(subparsers: Any) -> None:
     text = "pairs of texts with a number, such as STS-B's dev.tsv: print before and after training how well the cosines of "
     text += "sentence vectors rank them"
     add("--check-similarity", metavar="FILE", type=Path, help=text)
+    add("--cpu", action="store_true", help="do not use GPUs, as --set common.cpu=true")
     several = {"nargs": "+", "action": "extend", "metavar": "KEY=VALUE", "default": []}
     add(
         "--set",
@@ -63,7 +64,8 @@ def run(arguments: argparse.Namespace) -> None:
             raise UserError(f"--{name.replace('_', '-')} {getattr(arguments, name)} is too small")
     if not 0 <= arguments.minutes < math.inf:
         raise UserError(f"--minutes {arguments.minutes:g} must be 0, for --updates, or more")
-    check_settings(arguments.settings, arguments.objective or "")
+    settings = [*arguments.settings, *("common.cpu=true",) * arguments.cpu]
+    check_settings(settings, arguments.objective or "")
     generators = [each if each in (NEW, SELF) else str(Path(each).absolute()) for each in arguments.generator]
     given = Adaptation(
         model=str(arguments.model.absolute()),
@@ -76,7 +78,7 @@ def run(arguments: argparse.Namespace) -> None:
         minutes=arguments.minutes,
         length=arguments.length,
         batch_size=arguments.batch_size,
-        settings=arguments.settings,
+        settings=settings,
     )
     out = arguments.out.absolute()
     # What OUT has already may be gone elsewhere.
@@ -87,6 +89,6 @@ def run(arguments: argparse.Namespace) -> None:
     def prepare_text(out: Path, tokenizer: Path) -> None:
         words = ["text", *map(str, arguments.text), "--out", str(out), "--tokenizer", str(tokenizer)]
         words += ["--document", arguments.document] if arguments.document else []
-        prepare.run(arguments.prepare.parse_args(words))
+        prepare.run(arguments.prepare.parse_args(words, argparse.Namespace(for_adapt=True)))
 
     adapt(given, out, prepare_text, arguments.check_similarity)

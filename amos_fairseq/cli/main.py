@@ -73,6 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     A :class:`UserError` exits with one line and status 1, wrong flags with status 2, Ctrl-C with status 130.
     """
     parser = build_parser()
+    refuse_unknown_subcommand(parser, sys.argv[1:] if arguments is None else arguments)
     if "_ARGCOMPLETE" in os.environ:  # the shell asks for completions (docs: pip install argcomplete)
         import argcomplete
 
@@ -102,6 +103,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"amos {subcommand}: interrupted", file=sys.stderr)
         return INTERRUPTED
     return 0
+
+
+def refuse_unknown_subcommand(parser: argparse.ArgumentParser, given: Sequence[str]) -> None:
+    (names,) = [list(action.choices) for action in parser._actions if action.dest == "subcommand"]
+    if given and not given[0].startswith("-") and given[0] not in names:
+        similar = difflib.get_close_matches(given[0], names, n=1)
+        parser.error(f"there is no subcommand {given[0]!r} (amos --help lists all){did_you_mean(similar)}")
 
 
 def refuse_unknown(parser: argparse.ArgumentParser, rest: Sequence[str]) -> NoReturn:

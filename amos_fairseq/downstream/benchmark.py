@@ -8,6 +8,7 @@ import functools
 import itertools
 import math
 import os
+import shlex
 import shutil
 import threading
 from abc import ABC, abstractmethod
@@ -26,6 +27,7 @@ from amos_fairseq.downstream.results import (
     RunResult,
     Summaries,
     TaskSummary,
+    best_checkpoint,
     format_spread,
     summarize,
     write_record,
@@ -353,6 +355,11 @@ def usable_folder(folder: Path) -> Path:
     if os.pathsep in str(folder):
         raise UserError(f"{folder}: fairseq separates folders at {os.pathsep!r}: give a path without it")
     return folder
+
+
+def export_notice(out: Path, best: RunResult, flags: str = "") -> str:
+    """Return the line that says how the best run of a table is exported; ``flags`` begin with a space."""
+    return f"to export the run that is best on dev: amos export {shlex.quote(str(best_checkpoint(out, best)))} HF_DIR{flags}"
 
 
 def selection_flags(task: BenchmarkTask) -> list[str]:

@@ -47,6 +47,7 @@ OTHER_FIELDS |= {"activation_checkpointing", "compile", "encoder_lr_scale", "det
 MODEL_FIELDS = ({field.name for field in dataclasses.fields(EncoderConfig)} | BRANCH_FIELDS) - OTHER_FIELDS
 
 ANOTHER_OUT = "give another --out"
+ONE_TABLE = f"a table has the scores of one checkpoint with one recipe: {ANOTHER_OUT}"
 MOST_SEEDS = 10_000
 MOST_RUNS = 1024  # at a time
 # Hyperparameters that the command line may replace for every task.
@@ -192,7 +193,7 @@ def preparing(session: Session, name: str) -> Iterator[Tokenizer]:
     """Yield the checkpoint's tokenizer to prepare data inside of OUT with, unless OUT holds results of another checkpoint.
     Ctrl-C and disk errors end in one line."""
     problem = f"{session.out} holds results with other settings"
-    check_claim(setup_file(session.out, name), session.origin, problem, ANOTHER_OUT, only_these=True)
+    check_claim(setup_file(session.out, name), session.origin, problem, ONE_TABLE, only_these=True)
     with ending_in_one_line("finished data and runs are kept"):
         yield session.checkpoint.tokenizer()
 
@@ -202,9 +203,9 @@ def setup_file(out: Path, name: str) -> Path:
 
 
 def claim_output_directory(out: Path, name: str, setup: Mapping[str, Any]) -> None:
-    """Create OUT, or check that its results have the same setup: one table shows one checkpoint and one recipe."""
+    """Create OUT, or check that its results have the same setup."""
     with explain_os_errors(f"{out} cannot be written", f": {ANOTHER_OUT}"):
-        claim(setup_file(out, name), setup, f"{out} holds results with other settings", ANOTHER_OUT)
+        claim(setup_file(out, name), setup, f"{out} holds results with other settings", ONE_TABLE)
 
 
 def saved_precision(out: Path, name: str) -> Saved | None:

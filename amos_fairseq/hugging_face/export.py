@@ -24,7 +24,7 @@ from amos_fairseq.checkpoints.read import (
     parent_of,
     read_state,
 )
-from amos_fairseq.downstream.results import check_scored
+from amos_fairseq.downstream.results import check_scored, read_result
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import check_new_folder, explain_write_errors, whole_folder
 from amos_fairseq.hugging_face import custom_code
@@ -167,6 +167,11 @@ def write_card(
     records = [record for record in read_records(loaded.file.parent) if record["update"] <= loaded.num_updates]
     validation = next((record for record in reversed(records) if record.get("split") != "train"), None)
     imported, (source, objective) = loaded.imported_from, origin(loaded)
+    result = read_result(loaded.file.parent)
+    if result is not None and result.checkpoint != loaded.file.name:
+        result = None
+    identity = result.identity if result else {}
+    of_run = identity | (settings_of if isinstance(settings_of := identity.get("settings"), dict) else {})
     tokens = [record["wpb"] for record in records if record.get("split") == "train" and record.get("wpb")]
     num_tokens = float(f"{sum(tokens) / len(tokens) * loaded.num_updates:.3g}") if tokens else None
     data = ModelCardData(
@@ -194,6 +199,8 @@ def write_card(
         num_tokens=num_tokens,  # to three digits, where it was logged
         validation=validation,
         not_metrics=_NOT_METRICS,
+        result=result,
+        of_run=of_run,
         settings=settings,
         started_from=source,
         source=settings.base_model or source,

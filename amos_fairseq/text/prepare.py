@@ -116,7 +116,11 @@ def run(arguments: argparse.Namespace) -> None:
         _publish(root / "corpus", out)
     say(describe_loss(manifest["train"], advice))
     if settings.part is None:
-        _say_sizes(manifest["train"]["tokens"], manifest["valid"]["tokens"])
+        say(f"{manifest['train']['tokens']:,} tokens to train on, {manifest['valid']['tokens']:,} to validate")
+    if getattr(arguments, "for_adapt", False):  # which has a recipe of its own
+        return
+    if settings.part is None:
+        _say_epochs(manifest["train"]["tokens"])
         data = shlex.quote(f"task.data={manifest['task_data']}")
     else:
         say(f"{manifest['train']['tokens']:,} tokens to train on in {', '.join(shards)}")
@@ -321,11 +325,10 @@ def _publish(corpus: Path, out: Path) -> None:
             os.replace(path, target)
 
 
-def _say_sizes(train: int, valid: int) -> None:
+def _say_epochs(num_tokens: int) -> None:
     """Recipes of other objectives have other numbers of updates."""
-    epochs = {name: planned_text(name) / train for name in (f"amos_{size}" for size in _SIZES)}
+    epochs = {name: planned_text(name) / num_tokens for name in (f"amos_{size}" for size in _SIZES)}
     shown = (f"{name} {number:,.{1 if number < 10 else 0}f}" for name, number in epochs.items())
-    say(f"{train:,} tokens to train on, {valid:,} to validate")
     say(f"epochs of this text in all updates of a recipe: {', '.join(shown)}; fewer with optimization.max_update=N")
 
 

@@ -225,6 +225,8 @@ def test_all_gpus_share_the_batch(monkeypatch, tmp_path) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
     with pytest.raises(steps.UserError, match="a batch of 32 blocks cannot be divided among 3 GPUs"):
         steps.divide_batch(recipe)
+    recipe.write_text("{common: {cpu: true}, dataset: {batch_size: 32}}", encoding="utf-8")
+    assert steps.divide_batch(recipe) == []
 
 
 def test_signals_reach_the_training(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -267,6 +269,13 @@ def test_all_steps_and_the_same_command_again(models: Path, tmp_path: Path) -> N
     )
     assert 0 < change < 1.1e-4
     assert not any(name.startswith(("generator", "mlm_head")) for name in trained)
+    num_tokens = json.loads((out / "data" / "corpus.json").read_text())["train"]["tokens"]
+    length = yaml.safe_load((out / "adapt.yaml").read_text())["task"]["tokens_per_sample"]
+    expected = (
+        f"2 updates, which read the text {2 * 4 * length / num_tokens:.2g} times, of 4 blocks of {length} tokens; "
+    )
+    assert f"training: {expected}peak of the learning rate 5e-05, of the new head 0.0005" in done.stderr
+    assert "recipe" not in done.stderr.partition("training: ")[0]
     before = last.read_bytes()
     again = run_process(command)
     assert again.returncode == 0, again.stderr[-2000:]

@@ -70,6 +70,8 @@ def test_entities_and_parts_of_speech_are_learned(place, learned):
     for row in ("ner: synthetic", "ner: most frequent label (O)", "ner: linear model on frozen", "pos: most frequent"):
         assert row in printed
     assert "pos: synthetic" in printed
+    best = place / "out" / "runs" / "tagging-pos" / "seed1"
+    assert f"\nto export the run that is best on dev: amos export {best}/checkpoint_" in printed
     summary = json.loads((place / "out" / "tagging.json").read_text())
     accuracy = summary["tasks"]["tagging-pos"]["scores"]["accuracy"]["median"]
     of_pos = predictions(place / "out" / "runs" / "tagging-pos" / "seed1" / "predictions.txt")

@@ -21,6 +21,7 @@ from amos_fairseq.downstream.benchmark import (
     BenchmarkTask,
     Failure,
     TaskRun,
+    export_notice,
     plan_runs,
     selection_flags,
     usable_folder,
@@ -47,7 +48,6 @@ from amos_fairseq.downstream.results import (
     RunResult,
     Summaries,
     TaskSummary,
-    best_checkpoint,
     check_scores,
     content_sha256,
 )
@@ -374,9 +374,8 @@ class Classification(TextBenchmark):
     def write_more(self, summaries: Summaries, stop: threading.Event) -> tuple[Sequence[Path], Sequence[str]]:
         if NAME not in summaries:
             return (), ()
-        best = best_checkpoint(self.session.out, summaries[NAME].best)
-        best, out = (shlex.quote(str(path)) for path in (best, self.session.out))
+        out = self.session.out
         return (), (
-            f"to label other rows: amos classify --checkpoint {out} --predict FILE --out LABELS.tsv",
-            f"to export the run that is best on dev: amos export {best} HF_DIR",
+            f"to label other rows: amos classify --checkpoint {shlex.quote(str(out))} --predict FILE --out LABELS.tsv",
+            export_notice(out, summaries[NAME].best),
         )

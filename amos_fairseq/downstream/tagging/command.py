@@ -19,7 +19,15 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from amos_fairseq.checkpoints.read import LoadedCheckpoint, load_checkpoint
-from amos_fairseq.downstream.benchmark import Benchmark, BenchmarkTask, TaskRun, batches, selection_flags, usable_folder
+from amos_fairseq.downstream.benchmark import (
+    Benchmark,
+    BenchmarkTask,
+    TaskRun,
+    batches,
+    export_notice,
+    selection_flags,
+    usable_folder,
+)
 from amos_fairseq.downstream.classification.dataset import TASK_FOLDER
 from amos_fairseq.downstream.classification.scores import AVERAGE
 from amos_fairseq.downstream.labeled_task import check_labels
@@ -33,6 +41,7 @@ from amos_fairseq.downstream.results import (
     TaskSummary,
     best_model,
     best_run,
+    best_run_of,
     content_sha256,
     divide,
     read_results,
@@ -253,8 +262,11 @@ class Tagging(Benchmark):
         return {task: column.linear(file, device, stop) for task, column in self.tasks_of_columns().items()}
 
     def write_more(self, summaries: Summaries, stop: threading.Event) -> tuple[Sequence[Path], Sequence[str]]:
-        command = f"amos tag --checkpoint {shlex.quote(str(self.session.out))} --predict FILE --out LABELS"
-        return (), (f"to label other words: {command}",)
+        out = self.session.out
+        command = f"amos tag --checkpoint {shlex.quote(str(out))} --predict FILE --out LABELS"
+        best_runs = {task: best_run_of(out, task) for task in self.tasks}  # of several columns by their average
+        exports = [export_notice(out, best, " --head ALL" * (AND in task)) for task, best in best_runs.items() if best]
+        return (), (f"to label other words: {command}", *exports)
 
     def notes(self, results: Sequence[RunResult], summaries: Summaries) -> Iterator[str]:
         if any("f1" in summary.scores for summary in summaries.values()):

@@ -33,6 +33,7 @@ _NO_SENTENCE = "has no sentence: expected one word a line"
 _DOCUMENT_START = "-DOCSTART-"
 _BLANKS = re.compile(r"[ \t]+")  # not str.split(), which also splits at a no-break space inside a word
 _COMMENT = re.compile(r"#(\s|$|[\w.]+ *=|(begin|end) document)")  # not #hashtag
+_GLUED = re.compile(r"\w[.!?,;:\"”»)]+$")
 _TEXT, _NO_SPACE_AFTER = re.compile(r"# *text *= *(.+)"), "SpaceAfter=No"
 _GLOBAL_COLUMNS = re.compile(r"# *global\.columns *= *(.+)")
 _WORD_ID, _RANGE_OR_EMPTY_NODE = re.compile(r"[0-9]+([-.][0-9]+)?"), re.compile(r"[0-9]+[-.][0-9]+")
@@ -136,7 +137,10 @@ def _read_word_lines(path: Path, rows: list[Row], names: Sequence[str] | None, l
     if not labeled and first_tab is None and is_text:
         refuse_markup(path, [row.line for row in words[:FIRST_LINES]])
         sentences = [Sentence(cells, {}, lines=[number] * len(cells)) for number, _, cells in rows if cells]
-        return WordFile(path, LINES, sentences)
+        glued = sum(bool(_GLUED.search(row.cells[-1])) for row in words)
+        advice = "if signs are words in the labeled data, separate them by blanks"
+        notes = [f"the last word of {glued:,} sentences has a sign such as a full stop: {advice}"] if glued else []
+        return WordFile(path, LINES, sentences, notes)
     if labeled and (width == 1 or (not names and 2 * count < len(words))):
         expected = "expected one word a line with its labels behind it, separated by a tab or spaces"
         row = next((row for row in words if len(row.cells) == 1), words[0])
@@ -155,7 +159,8 @@ def _read_word_lines(path: Path, rows: list[Row], names: Sequence[str] | None, l
     places = _places_of_columns(path, sentences, names, labeled, notes)
     with_blank = sum(" " in row.cells[places[WORD]] for rows in sentences for row in rows)
     if 2 * with_blank > len(words):
-        raise UserError(f"{path}: {with_blank:,} of {len(words):,} words have blanks inside: expected one word a line")
+        reason = f"{with_blank:,} of {len(words):,} words have blanks inside"
+        raise UserError(f"{path}: {reason}: expected one word a line (amos classify reads texts with a label each)")
     quoted = [row.number for rows in sentences for row in rows if _QUOTED.fullmatch(row.cells[places[WORD]])]
     if quoted:
         advice = "if pandas wrote them, write them with quoting=3"

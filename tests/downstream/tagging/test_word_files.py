@@ -297,6 +297,19 @@ def test_words_without_labels(text, how, expected, tmp_path):
     assert (file.kind, [sentence.words for sentence in file.sentences], file.names) == (how, expected, [])
 
 
+def test_signs_that_are_glued_to_words_are_noted(tmp_path):
+    for text, number in (
+        ("He came.\nShe left .\n", 1),
+        ("A \u201cword\u201d\nb c)\nU.N. x\nz y?!\n", 3),
+        ("a .\nb ...\n", 0),
+    ):
+        file = read_sentences(write(tmp_path / "a.txt", text), labeled=False)
+        expected = (
+            f"the last word of {number} sentences has a sign such as a full stop: if signs are words in the labeled "
+        )
+        assert [note.startswith(expected) for note in file.notes] == [True] * (number > 0)
+
+
 def unlabeled(path: Path) -> object:
     return read_sentences(path, labeled=False)
 
