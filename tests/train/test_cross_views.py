@@ -2,7 +2,9 @@
 
 import json
 import shlex
+import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ from synthetic_tagging import make_sentences, prepare_tagging, write_columns
 
 from amos_fairseq.checkpoints.read import load_checkpoint, read_state
 from amos_fairseq.cli.main import main
+from amos_fairseq.downstream.results import read_result, write_result
 
 pytestmark = pytest.mark.slow
 
@@ -126,6 +129,14 @@ def test_one_model_of_two_columns(place, tmp_path):
         for one, other in zip(*map(str.splitlines, texts), strict=True)
     ]
     assert (tmp_path / "labels").read_text(encoding="utf-8").splitlines() == expected[:-1]
+    # Another seed that is better for one column and worse on average has lost its checkpoint.
+    worse = read_result(run)
+    worse = replace(worse, seed=2, directory=worse.directory.replace("seed1", "seed2"))
+    shutil.copytree(run, run.parent / "seed2", ignore=shutil.ignore_patterns("*.pt"))
+    write_result(tmp_path / "out", replace(worse, scores=worse.scores | {"average": 0.0, "ner f1": 100.0}))
+    files[-1] = tmp_path / "again"
+    main(["tag", "--checkpoint", str(tmp_path / "out"), *map(str, files), "--cpu"])
+    assert (tmp_path / "again").read_bytes() == (tmp_path / "labels").read_bytes()
     main(["export", str(run), str(tmp_path / "all"), "--head", "ALL"])
     labels = {}
     for column in ("ner", "pos"):

@@ -429,9 +429,11 @@ def label_file(
 ) -> str:
     """Write the words of ``file`` with their labels in each column that an output of ``amos tag`` has, or in ``column`` alone,
     by the run that is best on dev for it. Return what was done. ``names``: see :func:`read_sentences`."""
+    done_runs = [result for result in read_results(results) if result.task.startswith(TASK_PREFIX)]
     runs: dict[str, list[RunResult]] = {}  # of each column
-    for result in read_results(results):
-        for run in results_of_columns(result) if result.task.startswith(TASK_PREFIX) else ():
+    for task in dict.fromkeys(run.task for run in done_runs):
+        best_of_task = best_run([run for run in done_runs if run.task == task])  # the only one with a checkpoint
+        for run in results_of_columns(best_of_task):
             runs.setdefault(run.task.removeprefix(TASK_PREFIX).partition(OF)[0], []).append(run)
     if runs and column not in (None, *runs):
         raise UserError(f"{results} has no column {column}: give --column with one of {', '.join(runs)}")
