@@ -134,6 +134,18 @@ def test_few_labels_and_the_rest_without(data, tmp_path):
     assert words_of(tmp_path / "file", "train") == everything
 
 
+def test_without_a_dev_file_a_tenth_is_held_out_first(data, tmp_path):
+    """Of 40 sentences 4 or a few more, where some are equal; --labeled chooses from the others, and the rest is theirs."""
+    source, tokenizer = data.parent / "train.txt", load_tokenizer(data / "tokenizer")
+    folder = prepare_tagging_inside(tmp_path, WordSource(source, None, labeled=10, unlabeled="rest"), tokenizer)
+    parts = [[tuple(words) for words in words_of(folder, split)] for split in ("train", "valid", "unlabeled")]
+    train, dev, rest = parts
+    assert len(train) == 10
+    assert 4 <= len(dev) <= 6
+    assert sorted(train + dev + rest) == sorted(map(tuple, words_of(data, "train")))
+    assert not set(dev) & {*train, *rest}
+
+
 def test_spans_in_bioes(data, tmp_path):
     source = data.parent / "train.txt"
     main([source, source, data / "tokenizer", tmp_path / "out", "--encoding", "bioes"])
