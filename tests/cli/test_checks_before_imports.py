@@ -15,10 +15,11 @@ MISTAKES = {
     f"classify {TABLES} --label class": "rows.tsv has no column 'class': give --label with one of text, label",
     f"classify {TABLES} --dev absent": ABSENT,
     f"classify {TABLES} --dev other.tsv": "other.tsv has no column 'label'",
-    "classify --checkpoint out --predict absent --out labels.tsv": ABSENT,
+    "classify --checkpoint folder --predict absent --out labels.tsv": ABSENT,
     "classify --checkpoint out --predict rows.tsv --out other.tsv": "other.tsv exists: give another --out",
     "classify --checkpoint out --predict rows.tsv --out absent/labels.tsv": "create it, or give another --out",
     f"tag {TABLES} --dev absent": ABSENT,
+    "tag --checkpoint absent --predict rows.tsv --out labels": "--checkpoint absent: no such folder: give the --out of",
     "tag --checkpoint out --predict rows.tsv --out start.pt": "start.pt exists: give another --out",
     "parse --checkpoint out --predict rows.tsv --out start.pt": "start.pt exists: give another --out",
     "tag --checkpoint start.pt --out out --data rows.tsv absent": ABSENT,
@@ -73,3 +74,6 @@ def test_a_flag_of_another_command_names_a_similar_one(capsys: pytest.CaptureFix
     usage, _, line = capsys.readouterr().err.rpartition("amos adapt: error: ")
     assert usage.startswith("usage: amos adapt ")
     assert line == "unrecognized arguments: --max-update 10; did you mean --updates?\n"
+    with pytest.raises(SystemExit):
+        main(["clasify"])
+    assert "no subcommand 'clasify' (amos --help lists all); did you mean classify?\n" in capsys.readouterr().err
