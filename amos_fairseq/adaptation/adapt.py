@@ -227,13 +227,14 @@ def write_recipe(
     """Write a YAML file that changes the packaged recipe ``base``; ``start`` is None for a new generator."""
     checkpoint = {"save_dir": str(run), "save_interval_updates": 1000, "keep_interval_updates": 1}
     minutes = given.minutes if start else 0.0
-    interval = 1000 if minutes else min(1000, math.ceil(given.updates / 10))
+    tenth = math.inf if minutes else math.ceil(given.updates / 10)
     content = {
         "defaults": ["/fairseq/defaults@_global_", f"/{base}", "_self_"],
         "checkpoint": checkpoint | ({"finetune_from_model": str(start)} if start else {}),
+        "common": {"log_interval": min(100, tenth)},
         "task": {"data": str(file.parent / "data"), "tokens_per_sample": min(given.length, model["max_positions"])},
         "model": model,
-        "dataset": {"batch_size": given.batch_size, "num_workers": 1, "validate_interval_updates": interval},
+        "dataset": {"batch_size": given.batch_size, "num_workers": 1, "validate_interval_updates": min(1000, tenth)},
         "optimization": {"max_update": given.updates, "update_freq": [1], "lr": [rate], "clip_norm": CLIP_NORM},
         "lr_scheduler": {"warmup_updates": math.ceil(WARMUP * given.updates)}
         | ({"minutes": minutes} if minutes else {}),

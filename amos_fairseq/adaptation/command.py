@@ -82,7 +82,12 @@ def has_begun(given: Adaptation, out: Path) -> bool:
             raise UserError(f"--out {out} is not empty and was not written by amos adapt: give another directory")
         return False
     if any(out.glob("*/checkpoint*.pt")):
-        check_claim(out / RECORD, given.identity(), f"{out} was made by another command", OTHER_OUT)
+        check_claim(
+            out / RECORD,
+            given.identity(),
+            f"{out} was made by another command",
+            f"{OTHER_OUT}; {out / 'run'} as MODEL goes on from there",
+        )
     return there == given.identity() and (out / RECIPE).is_file()  # the recipe is written last
 
 

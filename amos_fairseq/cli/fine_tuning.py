@@ -133,7 +133,9 @@ def check_prediction(arguments: argparse.Namespace, *used: str) -> None:
     if not (folder := Path(arguments.out).absolute().parent).is_dir():
         raise UserError(f"{arguments.out}: there is no folder {folder}: create it, or give another --out")
     if not Path(arguments.checkpoint).exists():
-        raise UserError(f"--checkpoint {arguments.checkpoint}: no such folder: give the --out of the command that trained")
+        raise UserError(
+            f"--checkpoint {arguments.checkpoint}: no such folder: give the --out of the command that trained"
+        )
 
 
 def check_baseline(arguments: argparse.Namespace) -> None:

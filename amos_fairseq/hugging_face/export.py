@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from amos_fairseq.checkpoint_files import num_updates_of
 from amos_fairseq.checkpoints.read import (
     CheckpointPath,
     LoadedCheckpoint,
@@ -166,7 +167,7 @@ def write_card(
     # A truncated last line of the log is skipped, and what the run did after this checkpoint does not count.
     records = [record for record in read_records(loaded.file.parent) if record["update"] <= loaded.num_updates]
     validation = next((record for record in reversed(records) if record.get("split") != "train"), None)
-    imported, (source, objective) = loaded.imported_from, origin(loaded)
+    imported, (source, objective, updates_before) = loaded.imported_from, origin(loaded)
     result = read_result(loaded.file.parent)
     if result is not None and result.checkpoint != loaded.file.name:
         result = None
@@ -189,6 +190,7 @@ def write_card(
         escape=escape_markup,
         name=name,
         objective=objective,
+        updates_before=updates_before,
         imported=imported,
         part=part,
         positions=_POSITIONS[part.shape.position_scheme] if isinstance(part.shape, BertEncoderConfig) else "rotary",
@@ -218,24 +220,29 @@ def number_of_parameters(loaded: LoadedCheckpoint, part: Part) -> int:
     )
 
 
-def origin(loaded: LoadedCheckpoint) -> tuple[str, str]:
-    """Return what the first of the runs that led to this one was imported from, and the objective of the last pretraining.
+def origin(loaded: LoadedCheckpoint) -> tuple[str, str, int]:
+    """Return what the first of the runs that led to this one was imported from, the objective of the last pretraining, and the
+    number of its updates if it is another run than this one, else 0.
 
     Each is empty if there was none, or its file is gone: the arch of a fine-tuned model is not what pretrained it.
     """
-    source, parent = loaded.imported_from, loaded.parent
+    source, parent, updates_before = loaded.imported_from, loaded.parent, 0
     model = loaded.model.cfg
     objective = objective_of(loaded.task, getattr(model, "arch", None) or getattr(model, "_name", None))
     for _ in range(_LONGEST_CHAIN):
         if source or not os.path.isfile(parent):  # False also where its folder may not be read
             break
         try:
-            cfg = read_state(Path(parent))["cfg"]
+            state = read_state(Path(parent))
+            updates = num_updates_of(parent, state)
         except UserError:  # the file is another one by now
             break
+        cfg = state["cfg"]
+        if not objective:
+            objective = objective_of(cfg["task"], cfg["model"].get("arch") or cfg["model"].get("_name"))
+            updates_before = updates if objective else 0
         source, parent = import_source(cfg["task"]), parent_of(cfg)
-        objective = objective or objective_of(cfg["task"], cfg["model"].get("arch") or cfg["model"].get("_name"))
-    return source, objective
+    return source, objective, updates_before
 
 
 def objective_of(task: dict[str, Any], model: str | None) -> str:

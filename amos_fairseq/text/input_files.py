@@ -167,7 +167,8 @@ class TableFile:
         if self.kind == TEXT:
             raise UserError(
                 f"{path} is no table: give JSON lines, Parquet, a folder of save_to_disk of datasets, or text whose name "
-                "ends in .tsv or .csv (compressed, in .tsv.gz and so on); with a text on each line, also --no-header --text 1"
+                "ends in .tsv or .csv (compressed, in .tsv.gz and so on); a text on each line: rename it to NAME.tsv, and "
+                "add --no-header --text 1"
             )
         if self.kind == JSON:
             refuse_json(path, self.first_lines)

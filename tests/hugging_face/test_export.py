@@ -113,7 +113,10 @@ def test_card_names_the_origin_of_a_model_that_was_trained_further(tmp_path):
         torch.save(state, parent := run / "checkpoint_last.pt")
     text = card_of(run, tmp_path / "out").split("---\n", 2)[2]
     assert text.count("bert-mini (BertModel)") == 3  # the first line, the run, the license
-    assert (text.count("# AMOS, 2 layers"), text.count("| Objective | amos |")) == (1, 1)
+    assert (
+        text.count("# AMOS, 2 layers"),
+        text.count(f"| Objective | amos, before this run: {UPDATES} updates |"),
+    ) == (1, 1)
     (tmp_path / "pretrained" / "checkpoint_last.pt").unlink()
     moved = card_of(run, tmp_path / "moved")
     assert ("bert-mini" in moved, "# Encoder, 2 layers" in moved, "Objective" in moved) == (False, True, False)
