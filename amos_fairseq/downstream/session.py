@@ -12,7 +12,7 @@ import torch
 from omegaconf import OmegaConf
 
 from amos_fairseq.checkpoint_files import checkpoint_file, task_state_of
-from amos_fairseq.checkpoints.read import import_source, read_state, read_tokenizer
+from amos_fairseq.checkpoints.read import import_source, parent_of, read_state, read_tokenizer, runs_before
 from amos_fairseq.downstream import recipe_names
 from amos_fairseq.downstream.recipes import (
     FOR_WORDS,
@@ -47,7 +47,7 @@ OTHER_FIELDS |= {"activation_checkpointing", "compile", "encoder_lr_scale", "det
 MODEL_FIELDS = ({field.name for field in dataclasses.fields(EncoderConfig)} | BRANCH_FIELDS) - OTHER_FIELDS
 
 ANOTHER_OUT = "give another --out"
-ONE_TABLE = f"a table has the scores of one checkpoint with one recipe: {ANOTHER_OUT}"
+ONE_TABLE = f"its table is of one checkpoint with one set of settings: {ANOTHER_OUT}"
 MOST_SEEDS = 10_000
 MOST_RUNS = 1024  # at a time
 # Hyperparameters that the command line may replace for every task.
@@ -69,7 +69,7 @@ class PretrainedCheckpoint:
     task_state: dict[str, Any]  # the stored hashes of tokenizer and dictionary
     num_updates: int
     from_scratch: bool = False  # runs start from random weights, with nothing but the architecture
-    source: str = ""  # where imported weights come from; empty if they were trained here
+    source: str = ""  # where imported weights come from, and how they were trained further; empty if none were imported
 
     @property
     def max_positions(self) -> int:
@@ -110,8 +110,12 @@ def read_pretrained_checkpoint(checkpoint: str | Path, from_scratch: bool = Fals
         model = {name: value for name, value in model.items() if name != "task_heads"} | {"encoder_layers": num_kept}
     num_updates = int(header["optimizer_history"][-1]["num_updates"])
     state = task_state_of(str(file), header)
-    sha256, source = file_sha256(file), import_source(header["cfg"]["task"])
-    return PretrainedCheckpoint(file, sha256, settings["_name"], model, state, num_updates, from_scratch, source)
+    sources = (import_source(run["cfg"]["task"]) for _, run in runs_before(parent_of(header["cfg"])))
+    source = import_source(header["cfg"]["task"])
+    if not source and (first := next(filter(None, sources), "")):
+        source = f"{first}, then {num_updates:,} updates of {settings['_name']}"
+    sha256, arch = file_sha256(file), settings["_name"]
+    return PretrainedCheckpoint(file, sha256, arch, model, state, num_updates, from_scratch, source)
 
 
 def number_of_layers(model: Mapping[str, Any]) -> int:

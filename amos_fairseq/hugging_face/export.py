@@ -6,7 +6,6 @@ The card states the facts of the run, in the words of ``model_card.jinja``.
 import dataclasses
 import html
 import json
-import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,8 +21,7 @@ from amos_fairseq.checkpoints.read import (
     LoadedCheckpoint,
     import_source,
     load_checkpoint,
-    parent_of,
-    read_state,
+    runs_before,
 )
 from amos_fairseq.downstream.results import check_scored, read_result
 from amos_fairseq.errors import UserError
@@ -63,7 +61,6 @@ _WITH_TOKEN_TYPES = ("bert", "electra")
 UNKNOWN_LICENSE = "unknown"
 PRETRAINING = ("text_pretraining", "masked_lm")  # fairseq's own task trains our models, too
 _TEMPLATE = Path(__file__).with_name("model_card.jinja")
-_LONGEST_CHAIN = 10  # of runs that started from each other
 _LIBRARIES = ("amos_fairseq", "fairseq-fixed", "torch", "transformers", "tokenizers")
 _POSITIONS = {"none": "absolute", "t5": "absolute, and relative as in T5", "amos": "absolute, and relative as released"}
 # Keys of a validation record that describe speed or position in the run.
@@ -226,22 +223,16 @@ def origin(loaded: LoadedCheckpoint) -> tuple[str, str, int]:
 
     Each is empty if there was none, or its file is gone: the arch of a fine-tuned model is not what pretrained it.
     """
-    source, parent, updates_before = loaded.imported_from, loaded.parent, 0
+    source, updates_before = loaded.imported_from, 0
     model = loaded.model.cfg
     objective = objective_of(loaded.task, getattr(model, "arch", None) or getattr(model, "_name", None))
-    for _ in range(_LONGEST_CHAIN):
-        if source or not os.path.isfile(parent):  # False also where its folder may not be read
-            break
-        try:
-            state = read_state(Path(parent))
-            updates = num_updates_of(parent, state)
-        except UserError:  # the file is another one by now
-            break
+    for parent, state in runs_before("" if source else loaded.parent):
         cfg = state["cfg"]
         if not objective:
             objective = objective_of(cfg["task"], cfg["model"].get("arch") or cfg["model"].get("_name"))
-            updates_before = updates if objective else 0
-        source, parent = import_source(cfg["task"]), parent_of(cfg)
+            updates_before = num_updates_of(parent, state) if objective else 0
+        if source := import_source(cfg["task"]):
+            break
     return source, objective, updates_before
 
 

@@ -195,5 +195,5 @@ def test_auto_continues_the_setup_of_another_machine(tmp_path, monkeypatch):
         assert opened.precision == "bf16"
         claim_output_directory(out, "glue", opened.setup(opened.recipe.trials))
     named = open_glue(start, out, precision="float32")
-    with pytest.raises(UserError, match=r"precision: bf16 there, float32 here\): give another --out"):
+    with pytest.raises(UserError, match=r"precision: bf16 there, float32 here\): its table is of one checkpoint"):
         claim_output_directory(out, "glue", named.setup(named.recipe.trials))

@@ -20,6 +20,7 @@ from tokenizers import models, pre_tokenizers, trainers
 
 from amos_fairseq.checkpoints.read import load_checkpoint
 from amos_fairseq.cli.main import main
+from amos_fairseq.downstream.session import read_pretrained_checkpoint
 from amos_fairseq.errors import UserError
 from amos_fairseq.hugging_face import export as export_module
 from amos_fairseq.hugging_face.export import check_output_folder, export
@@ -111,6 +112,11 @@ def test_card_names_the_origin_of_a_model_that_was_trained_further(tmp_path):
         state = torch.load(run / "checkpoint_last.pt", weights_only=True)
         state["cfg"]["checkpoint"] = {"finetune_from_model": str(parent)}
         torch.save(state, parent := run / "checkpoint_last.pt")
+    # As a row of a table of fine-tuning.
+    assert (
+        read_pretrained_checkpoint(tmp_path / "pretrained").source
+        == f"bert-mini (BertModel), then {UPDATES} updates of amos"
+    )
     text = card_of(run, tmp_path / "out").split("---\n", 2)[2]
     assert text.count("bert-mini (BertModel)") == 3  # the first line, the run, the license
     assert (
