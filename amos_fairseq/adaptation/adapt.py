@@ -158,16 +158,16 @@ def run_steps(given: Adaptation, out: Path, prepare: Callable[[Path, Path], None
 
 
 def describe_training(cfg: DictConfig, num_tokens: int) -> str:
-    """Return how much of a text of ``num_tokens`` the training reads, and with which rates."""
-    length, size, (rate,) = cfg.task.tokens_per_sample, cfg.dataset.batch_size, cfg.optimization.lr
-    updates, minutes = cfg.optimization.max_update, cfg.lr_scheduler.minutes
-    how_long = f"{minutes:g} minutes of updates"
-    if not minutes:
-        epochs = updates * size * length / num_tokens
-        how_long = f"{updates:,} updates, which read the text {epochs:.2g} times, of"
-    scale = cfg.model.encoder_lr_scale
+    """Return with which rates a text of ``num_tokens`` is read, and how often, where the settings say it."""
+    rate, scale, minutes = cfg.optimization.lr[0], cfg.model.encoder_lr_scale, cfg.lr_scheduler.minutes
     of_head = f", of the new head {rate:g}" if scale != 1 else ""
-    return f"training: {how_long} {size} blocks of {length} tokens; peak of the learning rate {rate * scale:g}{of_head}"
+    rates = f"peak of the learning rate {rate * scale:g}{of_head}"
+    if minutes or not cfg.dataset.batch_size:
+        return rates
+    blocks = cfg.optimization.max_update * cfg.dataset.batch_size * cfg.optimization.update_freq[0]
+    epochs = blocks * cfg.task.tokens_per_sample / num_tokens
+    often = f"{epochs:,.0f}" if epochs >= 10 else f"{epochs:.2g}"
+    return f"{cfg.optimization.max_update:,} updates, which read the text {often} times; {rates}"
 
 
 def describe(similar: dict[str, float]) -> str:

@@ -134,7 +134,7 @@ def check_prediction(arguments: argparse.Namespace, *used: str) -> None:
         raise UserError(f"{arguments.out}: there is no folder {folder}: create it, or give another --out")
     if not Path(arguments.checkpoint).exists():
         raise UserError(
-            f"--checkpoint {arguments.checkpoint}: no such folder: give the --out of the command that trained"
+            f"--checkpoint {arguments.checkpoint}: no such file or folder: give the --out of the command that trained"
         )
 
 

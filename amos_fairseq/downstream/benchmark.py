@@ -27,7 +27,6 @@ from amos_fairseq.downstream.results import (
     RunResult,
     Summaries,
     TaskSummary,
-    best_checkpoint,
     format_spread,
     summarize,
     write_record,
@@ -357,9 +356,12 @@ def usable_folder(folder: Path) -> Path:
     return folder
 
 
-def export_notice(out: Path, best: RunResult, flags: str = "") -> str:
-    """Return the line that says how the best run of a table is exported; ``flags`` begin with a space."""
-    return f"to export the run that is best on dev: amos export {shlex.quote(str(best_checkpoint(out, best)))} HF_DIR{flags}"
+def export_notice(out: Path, best: RunResult | None, flags: str = "") -> list[str]:
+    """Return the line that says how the best run of a table is exported, if its checkpoint is there; ``flags`` begin with a
+    space."""
+    if best is None or not (checkpoint := out / best.directory / best.checkpoint).is_file():
+        return []
+    return [f"to export the run that is best on dev: amos export {shlex.quote(str(checkpoint))} HF_DIR{flags}"]
 
 
 def selection_flags(task: BenchmarkTask) -> list[str]:

@@ -166,10 +166,12 @@ def write_card(
     validation = next((record for record in reversed(records) if record.get("split") != "train"), None)
     imported, (source, objective, updates_before) = loaded.imported_from, origin(loaded)
     result = read_result(loaded.file.parent)
-    if result is not None and result.checkpoint != loaded.file.name:
-        result = None
+    if result is not None and (result.checkpoint != loaded.file.name or heads_of_tasks(loaded.model)):
+        result = None  # of several tasks it has the scores of all
     identity = result.identity if result else {}
-    of_run = identity | (settings_of if isinstance(settings_of := identity.get("settings"), dict) else {})
+    settings_of = identity.get("settings")
+    of_run = identity | (settings_of if isinstance(settings_of, dict) else {})
+    of_run = {name: value for name, value in of_run.items() if type(value) in (int, float)}
     tokens = [record["wpb"] for record in records if record.get("split") == "train" and record.get("wpb")]
     num_tokens = float(f"{sum(tokens) / len(tokens) * loaded.num_updates:.3g}") if tokens else None
     data = ModelCardData(

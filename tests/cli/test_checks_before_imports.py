@@ -19,7 +19,7 @@ MISTAKES = {
     "classify --checkpoint out --predict rows.tsv --out other.tsv": "other.tsv exists: give another --out",
     "classify --checkpoint out --predict rows.tsv --out absent/labels.tsv": "create it, or give another --out",
     f"tag {TABLES} --dev absent": ABSENT,
-    "tag --checkpoint absent --predict rows.tsv --out labels": "--checkpoint absent: no such folder: give the --out of",
+    "tag --checkpoint absent --predict rows.tsv --out labels": "--checkpoint absent: no such file or folder: give the --out of",
     "tag --checkpoint out --predict rows.tsv --out start.pt": "start.pt exists: give another --out",
     "parse --checkpoint out --predict rows.tsv --out start.pt": "start.pt exists: give another --out",
     "tag --checkpoint start.pt --out out --data rows.tsv absent": ABSENT,

@@ -108,10 +108,11 @@ def several_tasks(length: int) -> tuple[Any, Any, dict[str, Any]]:
     return task, MultiTaskCriterion(task), batch_of(length, rows_of_heads=rows) | {"labels": labels}
 
 
-def words(length: int, columns: tuple[str, ...], views: str) -> tuple[Any, Any, dict[str, Any]]:
+def words(length: int, columns: tuple[str, ...], views: str, **settings: Any) -> tuple[Any, Any, dict[str, Any]]:
     """Sentences of two words and of one, in two slots; of several columns the first has the first sentence. Half of the updates
     have no unlabeled sentence."""
-    cfg = SequenceTaggingConfig(data="DATA", seed=1, views=views, unlabeled_start=0.5, max_update=2, total_num_update=0)
+    settings |= {"unlabeled_start": 0.5, "max_update": 2, "total_num_update": 0}
+    cfg = SequenceTaggingConfig(data="DATA", seed=1, views=views, **settings)
     of_heads = {f"{name}_labels": Column(Path(name), name, ["A", "B", "O"], has_spans=False) for name in columns}
     task = SequenceTaggingTask(cfg, VOCABULARY, small_dictionary(), of_heads)
     batch = batch_of(length, word_positions=torch.tensor([[1, 2], [1, 0], [1, 3]]))
@@ -149,7 +150,9 @@ JOBS = {
     "number": number,
     "several tasks": several_tasks,
     "words with views": lambda length: words(length, ("upos",), ",".join((*TAGGING_VIEWS, WORD_DROPOUT))),
-    "two columns with views": lambda length: words(length, ("upos", "chunk"), "future,past"),
+    "two columns with views": lambda length: words(
+        length, ("upos", "chunk"), "future,past", view_heads="one", view_targets="hard", view_confidence=0.1
+    ),
     "trees with views": lambda length: trees(length, ",".join(PARSING_VIEWS)),
     "spans, independent": lambda length: squad("independent", length),
     "spans, joint": lambda length: squad("joint", length),

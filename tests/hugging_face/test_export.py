@@ -121,7 +121,7 @@ def test_card_names_the_origin_of_a_model_that_was_trained_further(tmp_path):
     assert text.count("bert-mini (BertModel)") == 3  # the first line, the run, the license
     assert (
         text.count("# AMOS, 2 layers"),
-        text.count(f"| Objective | amos, before this run: {UPDATES} updates |"),
+        text.count(f"| Objective | amos; {UPDATES} updates in the last run of pretraining |"),
     ) == (1, 1)
     (tmp_path / "pretrained" / "checkpoint_last.pt").unlink()
     moved = card_of(run, tmp_path / "moved")

@@ -153,7 +153,8 @@ def test_another_command_replaces_one_that_never_trained(models, trained, tmp_pa
         "3",
     )
     line = error_line(capsys, main, *arguments)
-    assert "was made by another command (updates: 2000 there, 3 here): give another --out" in line
+    assert "was made by another command (updates: 2000 there, 3 here): give another --out; " in line
+    assert f"{tmp_path / 'out' / 'run'} as MODEL goes on from there" in line
     assert {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.is_file()} == files
 
 
@@ -271,11 +272,14 @@ def test_all_steps_and_the_same_command_again(models: Path, tmp_path: Path) -> N
     assert not any(name.startswith(("generator", "mlm_head")) for name in trained)
     num_tokens = json.loads((out / "data" / "corpus.json").read_text())["train"]["tokens"]
     length = yaml.safe_load((out / "adapt.yaml").read_text())["task"]["tokens_per_sample"]
-    expected = (
-        f"2 updates, which read the text {2 * 4 * length / num_tokens:.2g} times, of 4 blocks of {length} tokens; "
-    )
-    assert f"training: {expected}peak of the learning rate 5e-05, of the new head 0.0005" in done.stderr
-    assert "recipe" not in done.stderr.partition("training: ")[0]
+    expected = f"2 updates, which read the text {2 * 4 * length / num_tokens:.2g} times; "
+    assert f"adapt: {expected}peak of the learning rate 5e-05, of the new head 0.0005" in done.stderr
+    assert "recipe" not in done.stderr.partition(expected)[0]
+    records = [json.loads(line) for line in (out / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [record["update"] for record in records if record["split"] == "train"] == [
+        1,
+        2,
+    ]  # at least ten, of more updates
     before = last.read_bytes()
     again = run_process(command)
     assert again.returncode == 0, again.stderr[-2000:]

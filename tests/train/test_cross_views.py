@@ -98,6 +98,8 @@ def test_one_model_of_two_columns(place, tmp_path):
     printed = tag(place, tmp_path / "out", "--data", *folders, "--views", "future,past", "--recipe", best, *VIEW_FLAGS)
     assert "views future,past" in printed
     assert "seed1/checkpoint_best.pt HF_DIR --head ALL" in printed
+    trained = read_state(load_checkpoint(tmp_path / "out" / "runs" / "tagging-ner,pos" / "seed1").file)["cfg"]["task"]
+    assert [trained[name] for name in ("view_heads", "view_targets", "view_confidence")] == ["one", "hard", 0.3]
     table = (tmp_path / "out" / "tagging.md").read_text(encoding="utf-8")  # no row of it is broken
     assert "| ner of ner,pos: synthetic |" in table
     assert "| pos of ner,pos: synthetic |" in table

@@ -377,5 +377,5 @@ class Classification(TextBenchmark):
         out = self.session.out
         return (), (
             f"to label other rows: amos classify --checkpoint {shlex.quote(str(out))} --predict FILE --out LABELS.tsv",
-            export_notice(out, summaries[NAME].best),
+            *export_notice(out, summaries[NAME].best),
         )

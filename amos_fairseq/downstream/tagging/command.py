@@ -182,7 +182,7 @@ def open_tagging(session: Session, data: Sequence[Path], exponent: float = SAMPL
     if session.out in [directory.resolve() for directory in data]:
         raise UserError(f"--out {session.out} is the directory of the data, which has a tagging.json too: give another")
     columns = columns_by_head(map(usable_folder, data))
-    trials = word_trials(session, TAGGING_VIEWS, any(column.has_unlabeled for column in columns.values()))
+    trials = word_trials(session, TAGGING_VIEWS, any(column.has_unlabeled for column in columns.values()), len(columns))
     with_views = any(trial.views for trial in trials)
     opened = {column.name: ColumnData.open(session, column, with_views) for column in columns.values()}
     max_tokens = session.checkpoint.max_positions
@@ -265,7 +265,9 @@ class Tagging(Benchmark):
         out = self.session.out
         command = f"amos tag --checkpoint {shlex.quote(str(out))} --predict FILE --out LABELS"
         best_runs = {task: best_run_of(out, task) for task in self.tasks}  # of several columns by their average
-        exports = [export_notice(out, best, " --head ALL" * (AND in task)) for task, best in best_runs.items() if best]
+        exports = [
+            line for task, best in best_runs.items() for line in export_notice(out, best, " --head ALL" * (AND in task))
+        ]
         return (), (f"to label other words: {command}", *exports)
 
     def notes(self, results: Sequence[RunResult], summaries: Summaries) -> Iterator[str]:
@@ -290,12 +292,15 @@ def results_of_columns(result: RunResult) -> list[RunResult]:
     ]
 
 
-def word_trials(session: Session, views: Sequence[str], with_unlabeled: bool) -> tuple[Hyperparameters, ...]:
+def word_trials(
+    session: Session, views: Sequence[str], with_unlabeled: bool, num_columns: int = 1
+) -> tuple[Hyperparameters, ...]:
     """Return the settings of a recipe for words, without those that have no effect; a flag for views without effect is refused.
 
     Args:
         views: those of the head.
         with_unlabeled: whether there are sentences without labels.
+        num_columns: of labels, which the model has heads for.
     """
     trials = []
     for settings in session.recipe.trials_of(WORDS):
@@ -304,8 +309,8 @@ def word_trials(session: Session, views: Sequence[str], with_unlabeled: bool) ->
             raise UserError(f"--views {settings.views} needs sentences without labels: give them with --unlabeled")
         if chosen:
             check_encoder_learns(settings.freeze_encoder)
-        one_sided = set(chosen) - {FULL, WORD_DROPOUT}
-        unused = [name for name in FOR_VIEWS if not (one_sided if name == "view_layers" else chosen)]
+        has_effect = {"view_layers": set(chosen) - {FULL, WORD_DROPOUT}, "view_heads": num_columns > 1}
+        unused = [name for name in FOR_VIEWS if not (chosen and has_effect.get(name, True))]
         for name in session.overrides.keys() & unused:
             with_views = f"with --views {settings.views}" if chosen else "without --views"
             raise UserError(f"--{name.replace('_', '-')} has no effect {with_views}: leave it out")

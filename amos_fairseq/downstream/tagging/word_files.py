@@ -139,7 +139,8 @@ def _read_word_lines(path: Path, rows: list[Row], names: Sequence[str] | None, l
         sentences = [Sentence(cells, {}, lines=[number] * len(cells)) for number, _, cells in rows if cells]
         glued = sum(bool(_GLUED.search(row.cells[-1])) for row in words)
         advice = "if signs are words in the labeled data, separate them by blanks"
-        notes = [f"the last word of {glued:,} sentences has a sign such as a full stop: {advice}"] if glued else []
+        found = f"{glued:,} of {len(words):,} sentences end with a word and a sign without a blank between them"
+        notes = [f"{found}: {advice}"] if glued > len(words) / 10 else []
         return WordFile(path, LINES, sentences, notes)
     if labeled and (width == 1 or (not names and 2 * count < len(words))):
         expected = "expected one word a line with its labels behind it, separated by a tab or spaces"

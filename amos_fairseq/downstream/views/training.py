@@ -18,7 +18,7 @@ from amos_fairseq.downstream.tagging.dataset import TaggedSentences, WordSequenc
 from amos_fairseq.downstream.tagging.model import WordOutput
 from amos_fairseq.files import sample_sha256
 
-KL, UNLABELED_WORDS, LABELED_LOSS = "_kl_", "_unlabeled_words", "_labeled_loss"
+KL, UNLABELED_WORDS, CONFIDENT_WORDS, LABELED_LOSS = "_kl_", "_unlabeled_words", "_confident_words", "_labeled_loss"
 
 
 class WithUnlabeled(FairseqDataset):
@@ -109,10 +109,10 @@ def add_cross_views(loss: Tensor, output: WordOutput, sample: dict, task: Any) -
     """Add c sum_w sum_j KL(p_w || p_w^j) to the summed loss of labeled words, nats, float32 scalars (thesis, section 4.1.1).
 
     w are the unlabeled words of the batch; p is the prediction of a head, fixed and without dropout, and p^j that of a view.
-    The terms of several heads are added; with ``view_heads`` "one", those of a single head, drawn for each micro-batch from the
-    seed of its update, train (Table 4.3, without all-labeled). With the constant c, the expected number of labeled words for an
-    unlabeled one, division by the labeled words gives the mean over unlabeled words, and sums over ranks and accumulated
-    batches are exact. Words below ``view_confidence`` count as words without divergence.
+    The terms of several heads are added; with ``view_heads`` "one", those of a single head train, which each micro-batch draws
+    with the seed of its first sentence and the update (Table 4.3, without all-labeled). With the constant c, the expected
+    number of labeled words for an unlabeled one, division by the labeled words gives the mean over unlabeled words, and sums
+    over ranks and accumulated batches are exact. Words that are not :func:`confident` count as words without divergence.
 
     Args:
         task: ``SequenceTaggingTask``, for its settings of the views.
@@ -124,23 +124,34 @@ def add_cross_views(loss: Tensor, output: WordOutput, sample: dict, task: Any) -
         return loss, {}
     cfg = task.cfg
     is_word = sample["net_input"]["unlabeled"]["word_positions"].ne(0)
-    heads, sums = list(output.views), dict[str, Tensor]()
+    heads, is_hard = list(output.views), cfg.view_targets == "hard"
+    sums: dict[str, Tensor] = {}
+    num_confident = 0.0
     chosen = heads if cfg.view_heads == "all" else [heads[int(torch.randint(len(heads), ()))]]
     for head, views in output.views.items():
+        fixed = output.fixed[head]
+        counted = confident(fixed, is_word, cfg.view_confidence)
+        num_confident = num_confident + counted.sum() / len(heads)
         for view, scores in views.items():
-            total = summed_divergence(
-                output.fixed[head], scores, is_word, cfg.view_targets == "hard", cfg.view_confidence
-            )
+            total = summed_divergence(fixed, scores, counted, is_hard)
             # Times 0, so that every module has a gradient on every rank.
             sums[view] = sums.get(view, 0.0) + (total if head in chosen else 0.0 * total)
     log = {LABELED_LOSS: loss.detach(), UNLABELED_WORDS: sample["num_unlabeled_words"]}
     log |= {f"{KL}{view}": total.detach() for view, total in sums.items()}
+    if cfg.view_confidence:
+        log[CONFIDENT_WORDS] = num_confident
     return loss + sample["unlabeled_weight"] * sum(sums.values()), log
 
 
-def summed_divergence(
-    fixed: Tensor, scores: Tensor, is_word: Tensor, hard: bool = False, confidence: float = 0.0
-) -> Tensor:
+def confident(fixed: Tensor, is_word: Tensor, least: float) -> Tensor:
+    """Return which words have a class of the probability ``least`` or more: [B,W] bool (thesis, section 4.5).
+
+    The arguments are those of :func:`summed_divergence`; of trees a class is a head with a relation.
+    """
+    return is_word & fixed.float().flatten(2).softmax(-1).amax(-1).ge(least)
+
+
+def summed_divergence(fixed: Tensor, scores: Tensor, is_word: Tensor, hard: bool = False) -> Tensor:
     """Return sum_w KL(p_w || q_w), nats, a float32 scalar, with p = softmax(fixed) and q = softmax(scores) of word w.
 
     Args:
@@ -148,13 +159,11 @@ def summed_divergence(
         scores: the same shape.
         is_word: [B,W] bool, False at padded slots, which do not count.
         hard: p is 1 for its most likely class and 0 for all others (thesis, section 4.5, hard targets).
-        confidence: words whose most likely class has a smaller p do not count (section 4.5, confidence thresholding).
 
     A class that is excluded, with the score -inf, must be so on both sides; it adds nothing.
     """
     log_p = fixed.detach().float().flatten(2).log_softmax(-1)
     log_q = scores.float().flatten(2).log_softmax(-1)
-    is_word = is_word & log_p.amax(-1).exp().ge(confidence)
     if hard:
         log_p = torch.full_like(log_p, -torch.inf).scatter(-1, log_p.argmax(-1, keepdim=True), 0.0)
     p = log_p.exp()
@@ -164,11 +173,14 @@ def summed_divergence(
 
 def log_cross_views(totals: dict[str, float]) -> None:
     """Log what :func:`add_cross_views` has summed, if anything: ``labeled_loss``, the mean over labeled words; ``kl_VIEW``, the
-    mean over unlabeled words, of each view that trains so far; and ``cvt_loss``, their sum."""
+    mean over unlabeled words, of each view that trains so far; ``cvt_loss``, their sum; with a threshold, ``confident_words``,
+    the share of unlabeled words that reach it."""
     if LABELED_LOSS not in totals:
         return
     num_words, num_unlabeled = totals["sample_size"], totals[UNLABELED_WORDS]
     metrics.log_scalar("labeled_loss", mean(totals[LABELED_LOSS], num_words), num_words, round=4)
+    if CONFIDENT_WORDS in totals:
+        metrics.log_scalar("confident_words", mean(totals[CONFIDENT_WORDS], num_unlabeled), num_unlabeled, round=4)
     divergences = {key.removeprefix("_"): total for key, total in totals.items() if key.startswith(KL)}
     if divergences:
         divergences["cvt_loss"] = sum(divergences.values())

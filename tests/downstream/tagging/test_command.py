@@ -35,13 +35,15 @@ def session(tmp_path, monkeypatch) -> Session:
 def test_settings_of_a_recipe_without_use_are_left_out_and_flags_refused(session, tmp_path):
     """So two trials that differ in such a setting alone are one."""
     (tmp_path / "recipe.yaml").write_text(
-        "extends: electra\ntasks: {tagging: {views: 'full,forward'}}\ngrid: {view_layers: [half, all]}\n"
+        "extends: electra\ntasks: {tagging: {views: 'full,forward', view_heads: one}}\ngrid: {view_layers: [half, all]}\n"
     )
 
     def trials(**flags):
         recipe = load_recipe(str(tmp_path / "recipe.yaml"), "small", flags)
         own = dataclasses.replace(session, recipe=recipe, overrides=flags)
-        return [(own.views, own.view_layers) for own in word_trials(own, TAGGING_VIEWS, with_unlabeled=True)]
+        of_columns = [word_trials(own, TAGGING_VIEWS, True, number) for number in (1, 2)]
+        assert [{trial.view_heads for trial in trials} for trials in of_columns] == [{"all"}, {"one"}]
+        return [(own.views, own.view_layers) for own in of_columns[0]]
 
     assert trials() == [("full,forward", "half"), ("full,forward", "all")]
     assert trials(views="word_dropout") == [("word_dropout", "half")]

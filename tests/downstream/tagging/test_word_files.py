@@ -300,12 +300,13 @@ def test_words_without_labels(text, how, expected, tmp_path):
 def test_signs_that_are_glued_to_words_are_noted(tmp_path):
     for text, number in (
         ("He came.\nShe left .\n", 1),
+        ("He came.\n" + 9 * "She left .\n", 0),  # not more than a tenth
         ("A \u201cword\u201d\nb c)\nU.N. x\nz y?!\n", 3),
         ("a .\nb ...\n", 0),
     ):
         file = read_sentences(write(tmp_path / "a.txt", text), labeled=False)
         expected = (
-            f"the last word of {number} sentences has a sign such as a full stop: if signs are words in the labeled "
+            f"{number} of {text.count(chr(10))} sentences end with a word and a sign without a blank between them"
         )
         assert [note.startswith(expected) for note in file.notes] == [True] * (number > 0)
 

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from amos_fairseq.downstream.views.training import summed_divergence
+from amos_fairseq.downstream.views.training import confident, summed_divergence
 
 
 def test_two_words_by_hand() -> None:
@@ -26,7 +26,8 @@ def test_hard_targets_and_confidence_by_hand(hard: bool, confidence: float, coun
     second. The most likely classes have 3/4 and 2/3; a padded slot has a certain prediction."""
     fixed = torch.tensor([[[math.log(3), 0.0], [0.0, math.log(2)], [99.0, 0.0]]])
     scores = torch.tensor([[[1.0, 1.0], [0.0, math.log(4)], [0.0, 99.0]]], requires_grad=True)
-    found = summed_divergence(fixed, scores, torch.tensor([[True, True, False]]), hard, confidence)
+    is_word = confident(fixed, torch.tensor([[True, True, False]]), confidence)
+    found = summed_divergence(fixed, scores, is_word, hard)
     first = 0.75 * math.log(1.5) + 0.25 * math.log(0.5)
     second = math.log(5 / 3) / 3 + 2 / 3 * math.log(5 / 6)
     terms = (math.log(2), math.log(1.25)) if hard else (first, second)

@@ -256,6 +256,27 @@ def test_several_columns_share_unlabeled_sentences(ner, pos):
         make_task(pos, views="full")
 
 
+def test_hard_targets_and_a_threshold_of_the_task(ner):
+    """Words by hand in float64: the most likely class of those that have it with P, which half of them reach, counted."""
+    task = make_task(ner, views="full,past", unlabeled_start=0.0, view_targets="hard")
+    model, batch = build(task).eval(), batches(task)[0]
+    words = batch["net_input"]["unlabeled"]["word_positions"].ne(0).nonzero().tolist()
+    with torch.no_grad():
+        output = model(**batch["net_input"])
+        predictions = [output.fixed["ner_labels"][row, word].double().softmax(-1) for row, word in words]
+        least = task.cfg.view_confidence = float(np.median([float(p.max()) for p in predictions])) + 1e-6
+        loss, log = losses(task, model, batch)
+    divergence, num_confident = 0.0, 0
+    for (row, word), p in zip(words, predictions, strict=True):
+        if p.max() >= least:
+            num_confident += 1
+            for scores in output.views["ner_labels"].values():
+                divergence -= float(scores[row, word].double().log_softmax(-1)[p.argmax()])
+    assert 0 < num_confident < len(words)
+    assert float(log["_confident_words"]) == num_confident
+    assert float(loss - log["_labeled_loss"]) == pytest.approx(batch["unlabeled_weight"] * divergence, rel=1e-4)
+
+
 def test_one_column_at_a_time_learns_from_unlabeled_sentences(ner, pos):
     """Each column is drawn in 5 to 15 of 20 updates (a fair coin leaves that with p = 0.012; the seed is fixed); the loss is
     that of its modules alone, every module still has a gradient, and the draw is a function of the update."""
