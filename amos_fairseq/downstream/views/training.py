@@ -124,18 +124,18 @@ def add_cross_views(loss: Tensor, output: WordOutput, sample: dict, task: Any) -
         return loss, {}
     cfg = task.cfg
     is_word = sample["net_input"]["unlabeled"]["word_positions"].ne(0)
-    heads, is_hard = list(output.views), cfg.view_targets == "hard"
+    is_hard = cfg.view_targets == "hard"
     sums: dict[str, Tensor] = {}
     num_confident = 0.0
-    chosen = heads if cfg.view_heads == "all" else [heads[int(torch.randint(len(heads), ()))]]
-    for head, views in output.views.items():
+    drawn = torch.randint(len(output.views), (), device=is_word.device)  # stays there: no wait for the device
+    for number, (head, views) in enumerate(output.views.items()):
         fixed = output.fixed[head]
         counted = confident(fixed, is_word, cfg.view_confidence)
-        num_confident = num_confident + counted.sum() / len(heads)
+        num_confident = num_confident + counted.sum() / len(output.views)
         for view, scores in views.items():
             total = summed_divergence(fixed, scores, counted, is_hard)
-            # Times 0, so that every module has a gradient on every rank.
-            sums[view] = sums.get(view, 0.0) + (total if head in chosen else 0.0 * total)
+            # The others are multiplied by 0, so that every module has a gradient on every rank.
+            sums[view] = sums.get(view, 0.0) + (total if cfg.view_heads == "all" else total * drawn.eq(number))
     log = {LABELED_LOSS: loss.detach(), UNLABELED_WORDS: sample["num_unlabeled_words"]}
     log |= {f"{KL}{view}": total.detach() for view, total in sums.items()}
     if cfg.view_confidence:
