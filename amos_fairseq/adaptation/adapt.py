@@ -59,6 +59,7 @@ from amos_fairseq.hugging_face.import_folder import default_arch, import_folder,
 from amos_fairseq.hugging_face.imported import report_lines, write
 from amos_fairseq.hugging_face.sentence_files import pooling_of, read_sentence_files
 from amos_fairseq.models.configuration import OF_FINE_TUNING, EncoderConfig
+from amos_fairseq.models.fine_tuning import is_fine_tuned
 from amos_fairseq.models.pretraining import PretrainingBatch
 from amos_fairseq.output.terminal import say
 from amos_fairseq.recipes import find_recipe
@@ -135,7 +136,13 @@ def run_steps(given: Adaptation, out: Path, prepare: Callable[[Path, Path], None
     if not manifest.is_file() or all(Path(text).exists() for text in given.texts):  # once encoded, they may be removed
         prepare(out / "data", checkpoint.parent / TOKENIZER_DIRECTORY)
     claim(out / "data.json", {"sha256": file_sha256(manifest)}, f"{out / 'data'} is another text now", OTHER_OUT)
-    say(describe_training(compose(recipe), read_json(manifest, OTHER_OUT)["train"]["tokens"]), "adapt")
+    cfg = compose(recipe)
+    if cfg.task.tokens_per_sample < given.length:
+        say(
+            f"blocks of {cfg.task.tokens_per_sample} tokens instead of {given.length}: MODEL takes no longer ones",
+            "adapt",
+        )
+    say(describe_training(cfg, read_json(manifest, OTHER_OUT)["train"]["tokens"]), "adapt")
     if pairs is not None:
         before = similarity(checkpoint, pairs)
         say(f"before training: {describe(before)}", "adapt")
@@ -263,6 +270,8 @@ def read_start(source: str, folder: Path, objective: str, tokenizer: str = "") -
         raise UserError(f"--tokenizer is for a folder of Hugging Face; {source} has its own: leave it out")
     file = import_model(path, folder, objective, tokenizer) if is_folder else checkpoint_file(path)
     state = read_state(file)
+    if is_fine_tuned(state["model"]):
+        raise UserError(f"{file} is fine-tuned on labels: give the pretrained model that it started from")
     model = OmegaConf.to_container(model_settings(file, state["cfg"]["model"]), enum_to_str=True)
     extra = state.get("extra_state")
     is_imported = num_updates_of(str(file), state) == 0 and isinstance(extra, dict)

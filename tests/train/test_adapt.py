@@ -17,6 +17,7 @@ import transformers
 import yaml
 from failures import error_line
 from hugging_face_folders import LINES, write_model
+from saved_models import write_run
 from tiny_runs import run_process
 
 from amos_fairseq.adaptation import adapt as steps
@@ -35,6 +36,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_model(folder / "headless", "bert", "BertModel")
     sizes = {"embedding_size": 8, "hidden_size": 24, "num_attention_heads": 3}  # a third of them is whole
     write_model(folder / "discriminator", "electra", "ElectraForPreTraining", **sizes)
+    write_run(folder / "tagger", classes=2)
     (folder / "text.txt").write_text("\n\n".join(LINES * 4), encoding="utf-8")
     return folder
 
@@ -71,13 +73,14 @@ def adapt(models: Path, out: Path, model: str, *flags: str) -> dict[str, Any]:
         ),
     ],
 )
-def test_recipes(model, flags, base, rates, generator, models, trained, tmp_path) -> None:
+def test_recipes(model, flags, base, rates, generator, models, trained, tmp_path, capsys) -> None:
     words = [str(models / "bert") if word == "BERT" else word for word in flags.split()]
     recipe = adapt(models, tmp_path / "out", model, *words, "--updates", "40")
     assert recipe["defaults"] == ["/fairseq/defaults@_global_", f"/{base}_base", "_self_"]
     assert (recipe["optimization"]["lr"], recipe["model"]["encoder_lr_scale"]) == ([rates[0]], pytest.approx(rates[1]))
     assert recipe["lr_scheduler"] == {"warmup_updates": 4}
     assert recipe["task"]["tokens_per_sample"] == 40  # the positions of the folder, fewer than --length
+    assert "adapt: blocks of 40 tokens instead of 128: MODEL takes no longer ones" in capsys.readouterr().err
     found = recipe["model"].get("generator_checkpoint")
     assert found == (generator and ":".join(str(tmp_path / "out" / file) for file in generator.split(":")))
     is_new = generator is not None and generator.startswith("generator/")
@@ -109,6 +112,7 @@ def test_recipes(model, flags, base, rates, generator, models, trained, tmp_path
         ),
         ("bert", "--set optimization.lr=[-1]", "optimization.lr (--lr) -1.0 must be above 0"),
         ("absent", "", "absent"),
+        ("tagger", "", "checkpoint_last.pt is fine-tuned on labels: give the pretrained model"),
     ],
 )
 def test_refusals(model, flags, line, models, trained, tmp_path, capsys) -> None:
