@@ -151,7 +151,10 @@ def run_steps(given: Adaptation, out: Path, prepare: Callable[[Path, Path], None
         train(recipe_of_generator)
     if not (run / LAST).is_file():
         check_generator(recipe, is_new=recipe_of_generator.is_file())
-    train(recipe)
+    if is_finished(run, cfg):
+        say(f"nothing to do: {run} is finished; as MODEL of another amos adapt it is trained further", "adapt")
+    else:
+        train(recipe)
     if pairs is not None:
         after = similarity(run / LAST, pairs)
         record = {"file": pairs.file, "sha256": pairs.sha256, "pairs": len(pairs.scores)}
@@ -162,6 +165,13 @@ def run_steps(given: Adaptation, out: Path, prepare: Callable[[Path, Path], None
         f"done. For Hugging Face: amos export {name} FOLDER; fine-tune: amos classify --checkpoint {name} --train ...",
         "adapt",
     )
+
+
+def is_finished(run: Path, cfg: DictConfig) -> bool:
+    """Return whether the run has all its updates; one in minutes says so itself."""
+    if cfg.lr_scheduler.minutes or not (run / LAST).is_file():
+        return False
+    return num_updates_of(str(run / LAST), read_state(run / LAST)) >= cfg.optimization.max_update
 
 
 def describe_training(cfg: DictConfig, num_tokens: int) -> str:
