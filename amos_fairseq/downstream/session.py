@@ -113,7 +113,7 @@ def read_pretrained_checkpoint(checkpoint: str | Path, from_scratch: bool = Fals
     sources = (import_source(run["cfg"]["task"]) for _, run in runs_before(parent_of(header["cfg"])))
     source = import_source(header["cfg"]["task"])
     if not source and (first := next(filter(None, sources), "")):
-        source = f"{first}, then {num_updates:,} updates of {settings['_name']}"
+        source = f"{first}, then {num_updates:,} updates ({settings['_name']})"
     sha256, arch = file_sha256(file), settings["_name"]
     return PretrainedCheckpoint(file, sha256, arch, model, state, num_updates, from_scratch, source)
 

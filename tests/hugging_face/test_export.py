@@ -115,7 +115,7 @@ def test_card_names_the_origin_of_a_model_that_was_trained_further(tmp_path):
     # As a row of a table of fine-tuning.
     assert (
         read_pretrained_checkpoint(tmp_path / "pretrained").source
-        == f"bert-mini (BertModel), then {UPDATES} updates of amos"
+        == f"bert-mini (BertModel), then {UPDATES} updates (amos)"
     )
     text = card_of(run, tmp_path / "out").split("---\n", 2)[2]
     assert text.count("bert-mini (BertModel)") == 3  # the first line, the run, the license
