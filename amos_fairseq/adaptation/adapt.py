@@ -142,7 +142,13 @@ def run_steps(given: Adaptation, out: Path, prepare: Callable[[Path, Path], None
             f"blocks of {cfg.task.tokens_per_sample} tokens instead of {given.length}: MODEL takes no longer ones",
             "adapt",
         )
-    say(describe_training(cfg, read_json(manifest, OTHER_OUT)["train"]["tokens"]), "adapt")
+    num_tokens = read_json(manifest, OTHER_OUT)["train"]["tokens"]
+    if num_tokens < tokens_per_update(cfg):
+        raise UserError(
+            f"TEXT has {num_tokens:,} tokens to train on, an update reads {tokens_per_update(cfg):,}: give more text, or a "
+            "smaller --batch-size or --length"
+        )
+    say(describe_training(cfg, num_tokens), "adapt")
     if pairs is not None:
         before = similarity(checkpoint, pairs)
         say(f"before training: {describe(before)}", "adapt")
@@ -174,15 +180,19 @@ def is_finished(run: Path, cfg: DictConfig) -> bool:
     return num_updates_of(str(run / LAST), read_state(run / LAST)) >= cfg.optimization.max_update
 
 
+def tokens_per_update(cfg: DictConfig) -> int:
+    """Return the tokens of an update; 0 where settings other than the number of blocks determine them."""
+    return (cfg.dataset.batch_size or 0) * cfg.optimization.update_freq[0] * cfg.task.tokens_per_sample
+
+
 def describe_training(cfg: DictConfig, num_tokens: int) -> str:
     """Return with which rates a text of ``num_tokens`` is read, and how often, where the settings say it."""
     rate, scale, minutes = cfg.optimization.lr[0], cfg.model.encoder_lr_scale, cfg.lr_scheduler.minutes
     of_head = f", of the new head {rate:g}" if scale != 1 else ""
     rates = f"peak of the learning rate {rate * scale:g}{of_head}"
-    if minutes or not cfg.dataset.batch_size:
+    if minutes or not tokens_per_update(cfg):
         return rates
-    blocks = cfg.optimization.max_update * cfg.dataset.batch_size * cfg.optimization.update_freq[0]
-    epochs = blocks * cfg.task.tokens_per_sample / num_tokens
+    epochs = cfg.optimization.max_update * tokens_per_update(cfg) / num_tokens
     often = f"{epochs:,.0f}" if epochs >= 10 else f"{epochs:.2g}"
     return f"{cfg.optimization.max_update:,} updates, which read the text {often} times; {rates}"
 
@@ -298,7 +308,7 @@ def import_model(path: Path, folder: Path, objective: str, tokenizer: str) -> Pa
         arch = f"{MLM}_{arch.partition('_')[2]}"
     imported = import_folder(path, arch, tokenizer=Path(tokenizer) if tokenizer else None)
     write(imported, file)
-    for line in report_lines(imported, file, seed=1)[:-2]:
+    for line in report_lines(imported, file)[:-2]:
         say(line, "adapt")
     return file
 

@@ -16,6 +16,13 @@ MLM, ELECTRA, AMOS = OBJECTIVES = ("mlm", "electra", "amos")
 NEW, SELF = "new", "self"  # values of --generator beside a path
 OTHER_OUT = "give another --out"
 RECORD, LOCK, RECIPE, RECIPE_OF_GENERATOR, DATA = "settings.json", ".lock", "adapt.yaml", "generator.yaml", "data"
+# Settings that have an option of their own: with both, one would silently win.
+OPTIONS = {
+    "optimization.max_update": "--updates",
+    "dataset.batch_size": "--batch-size",
+    "task.tokens_per_sample": "--length",
+}
+OPTIONS |= {"lr_scheduler.minutes": "--minutes"}
 OF_DATA = ("model", "tokenizer", "texts", "document")  # what determines the encoded text
 
 
@@ -62,6 +69,8 @@ def check_settings(settings: list[str], objective: str) -> None:
     for setting in settings:
         if SETTING.fullmatch(setting) is None:
             raise UserError(f"--set {setting}: give KEY=VALUE, such as optimization.lr=[1e-4]")
+        if option := OPTIONS.get(setting.partition("=")[0].lstrip("+")):
+            raise UserError(f"--set {setting}: give {option} instead")
         try:
             OmegaConf.from_dotlist([setting])
         except (OmegaConfBaseException, YAMLError) as error:

@@ -40,7 +40,7 @@ from amos_fairseq.output.terminal import progress_bar
 IDENTITY_FILE = "run.json"
 LOG_FILE = "train.log"
 LINEAR = "linear model on frozen states"  # a row of the table
-CORRELATIONS = ("matthews", "spearman", "pearson")  # 0 without any relation, with a standard error of 1 / sqrt(n)
+CORRELATIONS = ("matthews", "spearman", "pearson")
 TOKENS_PER_BATCH = 8192  # of evaluation
 
 
@@ -152,6 +152,7 @@ class Benchmark(ABC):
         title, columns: of the default ``table``. A title names the data; :func:`run_benchmark` adds what ± means.
             ``columns``: score -> heading; scores that no task has are left out.
         trained_as: fairseq's task and criterion.
+        unit: what the scores count.
         judged_too: scores besides the main one that :func:`verdicts` compares with the baselines.
         section: of the recipe, where all results in OUT share one, whatever their tasks are.
         session: what all runs share.
@@ -163,6 +164,7 @@ class Benchmark(ABC):
     title: str
     columns: Mapping[str, str]
     trained_as: str
+    unit: str = "rows"
     section: str | None = None
     judged_too: Sequence[str] = ()
     session: Session
@@ -289,9 +291,8 @@ def verdicts(benchmark: Benchmark, summaries: Summaries, baselines: Mapping[str,
             if score not in scores:  # written by an earlier version
                 continue
             found = summary.scores[score]
-            baseline, share = scores[score], min(max(scores[score] / 100, 0.0), 1.0)
-            variance = 1.0 if score in CORRELATIONS else share * (1 - share)
-            margin = max(found.deviation or 0.0, 200 * math.sqrt(variance / of_task.num_scored))
+            baseline = scores[score]
+            margin = max(found.deviation or 0.0, 2 * standard_error(score, baseline, of_task.num_scored))
             if row == LINEAR and found.median < baseline:
                 relation = f"below the {row} ({baseline:.1f})"
             elif row != LINEAR and found.median <= baseline + margin:
@@ -303,14 +304,36 @@ def verdicts(benchmark: Benchmark, summaries: Summaries, baselines: Mapping[str,
             break
 
 
-def common_notes(benchmark: Benchmark, results: Sequence[RunResult], summaries: Summaries) -> Iterator[str]:
-    """Yield the footnotes of every table: recipe, seeds, selection by dev score, data."""
+def standard_error(score: str, value: float, num_scored: int) -> float:
+    """Return by how much chance moves a score, in percent, on a dev set of ``num_scored`` examples.
+
+    It is that of a share of right examples, sqrt(p (1 - p) / n), to which F1 is compared too, or of a correlation,
+    (1 - r^2) / sqrt(n).
+    """
+    share = value / 100
+    if score in CORRELATIONS:
+        return 100 * (1 - share**2) / math.sqrt(num_scored)
+    share = min(max(share, 0.0), 1.0)
+    return 100 * math.sqrt(share * (1 - share) / num_scored)
+
+
+def common_notes(
+    benchmark: Benchmark, results: Sequence[RunResult], summaries: Summaries, baselines: Mapping[str, Baselines]
+) -> Iterator[str]:
+    """Yield the footnotes of every table: recipe, seeds, what chance does, selection by dev score, data."""
     session, labels = benchmark.session, {task: benchmark.label(task) for task in summaries}
     yield f"fine-tuning settings: {settings_in_words(session)}"
     counts = [summary.main.count for summary in summaries.values()]
     listed = ", ".join(f"{label} {count}" for label, count in zip(labels.values(), counts, strict=True))
     divisor = "; standard deviations divide by n - 1" if max(counts) > 1 else ""
-    yield f"seeds: {f'{counts[0]} per task' if len(set(counts)) == 1 else listed}{divisor}"
+    alone = "; one seed does not tell how much another one differs" if max(counts) == 1 else ""
+    yield f"seeds: {f'{counts[0]} per task' if len(set(counts)) == 1 else listed}{divisor}{alone}"
+    for task, summary in summaries.items():
+        if num_scored := baselines.get(task, NO_BASELINES).num_scored:
+            score = summary.best.main_score
+            error = standard_error(score, summary.main.median, num_scored)
+            of_score = f"; standard error of {score} about {error:.1f}" if score in ("accuracy", *CORRELATIONS) else ""
+            yield f"{labels[task]}: dev has {num_scored:,} {benchmark.unit}{of_score}"
     if session.checkpoint.from_scratch:
         yield "random weights: only the architecture of the checkpoint, none of its weights"
     for task, summary in summaries.items():

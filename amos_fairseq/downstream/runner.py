@@ -367,7 +367,7 @@ def run_benchmark(benchmark: Benchmark) -> Outcome:
     results, summaries = benchmark.summarize(read_results(out))
     if not results:
         return Outcome(None, failures)
-    notes = [*verdicts(benchmark, summaries, baselines), *common_notes(benchmark, results, summaries)]
+    notes = [*verdicts(benchmark, summaries, baselines), *common_notes(benchmark, results, summaries, baselines)]
     table = benchmark.table(summaries, baselines, [*notes, *benchmark.notes(results, summaries)])
     if any("±" in cell for row in table.rows for cell in row):  # one seed has no deviation
         table = replace(table, title=f"{table.title}: median ± standard deviation over seeds")

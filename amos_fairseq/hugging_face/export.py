@@ -36,6 +36,7 @@ from amos_fairseq.hugging_face.weights import CUSTOM, Head, in_their_rows, to_hu
 from amos_fairseq.modules.bert_encoder import BertEncoderConfig
 from amos_fairseq.output.terminal import say
 from amos_fairseq.process import version_of
+from amos_fairseq.run.health import describe_plateau
 from amos_fairseq.run.metrics_file import read_records
 from amos_fairseq.text import MASK_SYMBOL
 from amos_fairseq.text.tokenization.exported import exported_tokenizer, with_padding_at_1
@@ -199,6 +200,7 @@ def write_card(
         task=str(loaded.task.get("_name", PRETRAINING[0])),
         num_tokens=num_tokens,  # to three digits, where it was logged
         validation=validation,
+        plateau=describe_plateau(validation or {}),
         not_metrics=_NOT_METRICS,
         result=result,
         of_run=of_run,
@@ -212,10 +214,13 @@ def write_card(
 
 
 def number_of_parameters(loaded: LoadedCheckpoint, part: Part) -> int:
-    """Count the parameters of our model, without the rows that only round up the vocabulary."""
+    """Count the parameters of the exported class, without the rows that only round up the vocabulary."""
     num_tokens = len(loaded.dictionary)
+    unread = part.pooler if part.module is not None else {}  # a class with a head has no pooler
     return sum(
-        (tensor[:num_tokens] if key in _ROW_PER_TOKEN else tensor).numel() for key, tensor in part.weights.items()
+        (tensor[:num_tokens] if key in _ROW_PER_TOKEN else tensor).numel()
+        for key, tensor in part.weights.items()
+        if key not in unread
     )
 
 
@@ -284,6 +289,10 @@ def export(
         if not choices:
             raise UserError(f"--head {ALL_HEADS}: {checkpoint} is not a model of several tasks: leave it out")
     parts = {name: choose_part(loaded, chosen) for name, chosen in choices.items()}
+    if not card.base_model and (source := origin(loaded)[0]):
+        say(
+            f"the weights come from {source}: if it is on the Hub, --base-model ID links the model card to it", "export"
+        )
     check_output_folder(out, force, list(parts))
     explained = explain_write_errors(out, "make room, permit writing, or give another folder")
     # transformers 5 shows a bar for each file of weights, and a table of those that a class does not read, such as the pooler.

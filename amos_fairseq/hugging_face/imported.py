@@ -155,7 +155,7 @@ def checkpoint_state(imported: Imported, tokenizer_directory: Path) -> dict[str,
     }
 
 
-def report_lines(imported: Imported, out: Path, seed: int) -> list[str]:
+def report_lines(imported: Imported, out: Path, seed: int | None = None) -> list[str]:
     """Return lines about what is imported, initialized or left out, and the flags that build the same model."""
     model = imported.config.model
     sizes = {name: parameter.numel() for name, parameter in imported.model.named_parameters()}
@@ -165,7 +165,8 @@ def report_lines(imported: Imported, out: Path, seed: int) -> list[str]:
     lines = [f"{imported.source}: {num_imported:,} of {total:,} parameters of {model._name} are imported"]
     if initialized:
         modules = ", ".join(sorted({name.split(".")[0] for name in initialized}))
-        lines.append(f"initialized randomly (--seed {seed}): {modules} ({len(initialized)} weights)")
+        of_seed = f" (--seed {seed})" if seed is not None else ""
+        lines.append(f"initialized randomly{of_seed}: {modules} ({len(initialized)} weights)")
     lines += imported.remarks
     if imported.unexpected_keys:
         lines.append(f"left out, no counterpart in this model: {', '.join(imported.unexpected_keys)}")

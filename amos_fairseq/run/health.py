@@ -5,6 +5,7 @@ import logging
 import math
 import statistics
 from collections import deque
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -240,16 +241,21 @@ class Plateau(Hook):
     def before_logging(self, save_dir: str, split: str, update: int, values: dict[str, Any]) -> None:
         if split == "train":
             return
-        self.message, numbers = None, numeric_stats(values)
-        entropy = numbers.get("unigram_entropy")
-        losses = [loss for name, loss in numbers.items() if name.startswith("mlm_loss_") and loss is not None]
-        if entropy is not None and losses and min(losses) >= entropy:  # of the depths of a generator
-            self.message = (
-                f"the loss of masked tokens on held-out text, {min(losses):.2f} nats, is not below the entropy of its "
-                f"single tokens, {entropy:.2f}: the model may know no more than their frequencies (of a small held-out "
-                "text this entropy is too low); train longer, or on more text"
-            )
+        self.message = describe_plateau(numeric_stats(values))
 
     def update_completed(self, cfg: Any, trainer: Trainer, epoch_itr: Any, is_last: bool) -> None:
         if is_last and self.message is not None:
-            logger.warning(self.message)
+            logger.warning(f"{self.message}; train longer, or on more text")
+
+
+def describe_plateau(numbers: Mapping[str, Any]) -> str | None:
+    """Return the sentence about a validation whose loss is not below that of the frequencies of tokens; None for others."""
+    entropy = numbers.get("unigram_entropy")
+    losses = [loss for name, loss in numbers.items() if name.startswith("mlm_loss_") and loss is not None]
+    if entropy is None or not losses or min(losses) < entropy:  # of the depths of a generator
+        return None
+    return (
+        f"the loss of masked tokens on held-out text, {min(losses):.2f} nats, is not below the entropy of its single "
+        f"tokens, {entropy:.2f}: the model may know no more than their frequencies (of a small held-out text this entropy "
+        "is too low)"
+    )

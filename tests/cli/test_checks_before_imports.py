@@ -42,6 +42,7 @@ MISTAKES = {
     f"{ADAPT} model.generator_sise=1": "amos adapt has no setting model.generator_sise; did you mean model.generator_size or",
     f"{ADAPT} model.generator_size=1 --objective mlm": "--objective mlm has no setting model.generator_size",
     f"{ADAPT} optimization.lr": "--set optimization.lr: give KEY=VALUE",
+    f"{ADAPT} optimization.max_update=50": "--set optimization.max_update=50: give --updates instead",
     f"{ADAPT} optimization.lr=[1": "--set optimization.lr=[1: the value cannot be read",
     "score start.pt absent": ABSENT,
     "score start.pt --pairs rows.tsv --corpus absent": ABSENT,

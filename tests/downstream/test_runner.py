@@ -20,6 +20,7 @@ from amos_fairseq.downstream.benchmark import (
     Stopped,
     plan_runs,
     schedules_in_words,
+    standard_error,
     verdicts,
 )
 from amos_fairseq.downstream.progress_display import ProgressDisplay
@@ -238,6 +239,7 @@ def test_a_benchmark_of_the_interface_alone_gets_its_table(tmp_path, trainings):
     assert outcome.table.notes == [
         "fine-tuning settings: recipe r (a recipe; values for base models)",
         "seeds: 3 per task; standard deviations divide by n - 1",
+        "Toy: dev has 100 rows",
         "random weights: only the architecture of the checkpoint, none of its weights",
         "each run is scored at its best epoch on the same dev set",
         "toy data",
@@ -284,6 +286,20 @@ def test_what_is_no_better_than_a_baseline_is_said(tmp_path, score, seeds, const
     found = list(verdicts(Toy(tmp_path), {"Toy": summary}, {"Toy": Baselines(400, scores)}))
     assert len(found) == (line is not None)
     assert all(each.startswith(line) and each.endswith("or more rows to train on") for each in found)
+
+
+@pytest.mark.parametrize(
+    ("score", "value", "number", "error"),
+    [
+        ("accuracy", 75.0, 1067, 1.3256),
+        ("matthews", 0.0, 400, 5.0),
+        ("spearman", 80.0, 400, 1.8),
+        ("f1", 100.1, 10, 0.0),
+    ],
+)
+def test_standard_error_of_a_score(score: str, value: float, number: int, error: float) -> None:
+    """By hand: sqrt(0.75 * 0.25 / 1067), 1 / 20, 0.36 / 20; the last is a rounded 100."""
+    assert standard_error(score, value, number) == pytest.approx(error, abs=1e-4)
 
 
 def test_a_second_score_is_judged_too(tmp_path):

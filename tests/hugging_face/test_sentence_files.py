@@ -73,7 +73,14 @@ def test_pooler_and_sentence_files_come_back_after_further_training(arch, origin
     assert changed == {"embeddings", "encoder"}
     for name in ("modules.json", *FILES):
         assert json.loads((out / name).read_text()) == json.loads((original / name).read_text())
-    assert "Further pretraining changes what similarities mean" in (out / "README.md").read_text()
+    card = (out / "README.md").read_text()
+    assert "Further pretraining changes what similarities mean" in card
+    assert 'SentenceTransformer("out").encode(' in card
+    # The class of the card, counted by the library: an MLM has no pooler, and its output embedding is that of the input.
+    auto = transformers.AutoModelForMaskedLM if arch.startswith("mlm") else transformers.AutoModel
+    theirs = sum(parameter.numel() for parameter in auto.from_pretrained(out).parameters())
+    assert f"| Parameters | {theirs:,}" in card
+    assert ("reports as unexpected" in card) is arch.startswith("mlm")
 
 
 def test_encoder_in_a_folder_of_its_own_and_settings_of_version_5(original, tmp_path, capsys):

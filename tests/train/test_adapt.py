@@ -105,11 +105,7 @@ def test_recipes(model, flags, base, rates, generator, models, trained, tmp_path
         ("bert", "--objective amos --generator self --generator self", "a mixture needs MLM heads at several depths"),
         ("bert", "--objective electra --generator self --generator new", "for the mixture of --objective amos alone"),
         ("bert", "--set model.generator_size=1", "--objective mlm has no setting model.generator_size"),
-        (
-            "bert",
-            "--set optimization.max_update=many",
-            "optimization.max_update: Value 'many' of type 'str' could not be",
-        ),
+        ("bert", "--set common.seed=many", "common.seed: Value 'many' of type 'str' could not be"),
         ("bert", "--set optimization.lr=[-1]", "optimization.lr (--lr) -1.0 must be above 0"),
         ("absent", "", "absent"),
         ("tagger", "", "checkpoint_last.pt is fine-tuned on labels: give the pretrained model"),
@@ -134,6 +130,11 @@ def test_another_command_replaces_one_that_never_trained(models, trained, tmp_pa
     """An equal text is not encoded again."""
     out = tmp_path / "out"
     manifest = out / "data" / "corpus.json"
+    words = ("adapt", models / "headless", models / "text.txt", "--out", out, "--batch-size", "4000")
+    line = error_line(capsys, main, *words, reports_progress=True)
+    assert re.search(
+        r"TEXT has [\d,]+ tokens to train on, an update reads 160,000: give more text, or a smaller --b", line
+    )
     adapt(models, out, "headless", "--objective", "electra")
     encoded = manifest.stat().st_mtime_ns
     recipe = adapt(models, out, "headless", "--updates", "3")

@@ -134,6 +134,7 @@ class Parsing(Benchmark):
     name = NAME
     title = "Dependency parsing, dev"
     trained_as, section = "dependency_parsing", WORDS
+    unit = "words"
     columns = {
         "las": "LAS",
         "uas": "UAS",

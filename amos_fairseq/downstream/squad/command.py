@@ -118,6 +118,7 @@ class Squad(Benchmark):
     settings: SquadSettings
 
     name = trained_as = "squad"
+    unit = "questions"
     section = RECIPE_TASK
     title = "SQuAD dev"
     # Scores of write_answers; version 1.1 has only the first two.

@@ -213,6 +213,7 @@ class Tagging(Benchmark):
     title = "Sequence tagging, dev"
     columns = SCORE_NAMES
     trained_as, section = "sequence_tagging", WORDS
+    unit = "words"
 
     def train_flags(self, run: TaskRun) -> list[str]:
         directories = os.pathsep.join(str(opened.column.directory) for opened in self.opened.values())
