@@ -17,7 +17,7 @@ from amos_fairseq.recipes import (
     packaged_recipes,
 )
 
-SIZES = ("tiny", "mini", "small", "base", "large")
+SIZES = ("tiny", "mini", "evening", "small", "base", "day", "large")
 
 DESCRIPTION = """\
 List the recipes with the tokens and FLOPs of all planned updates: matrix products of the forward and backward pass, as counted

@@ -137,6 +137,8 @@ def count_costs(name: str, config_dir: Path, vocabulary_size: int | None = None)
     """
     try:
         cfg = compose_recipe(name, ["distributed_training.distributed_world_size=1"], config_dir)
+        if minutes := OmegaConf.select(cfg, "lr_scheduler.minutes"):
+            raise UserError(f"as many updates as fit into {minutes:g} minutes")
         if vocabulary_size is None:
             suited = (size for width, size in VOCABULARY_OF_WIDTH.items() if cfg.model.encoder_embed_dim <= width)
             vocabulary_size = next(suited, DEFAULT_VOCABULARY)

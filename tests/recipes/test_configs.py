@@ -215,6 +215,26 @@ def test_arch_and_yaml_train_the_discriminator_with_the_same_rate(objective: str
     assert (of_arch < 1) == is_slower
 
 
+@pytest.mark.parametrize(("time", "minutes"), [("evening", 240), ("day", 1440)])
+def test_the_objectives_have_one_encoder_and_one_schedule_for_a_time(time: str, minutes: int) -> None:
+    """All but the masks of MLM, which are ModernBERT's for a day."""
+    recipes = [compose_recipe(f"{objective}_modern_{time}") for objective in ("mlm", "electra", "amos")]
+    of_encoder = [
+        key for key in recipes[0].model if key.startswith(("encoder", "max_positions", "linear_init", "dropout"))
+    ]
+    equal = [
+        (
+            *(recipe[group] for group in ("optimization", "lr_scheduler", "dataset")),
+            [recipe.model[key] for key in of_encoder],
+        )
+        for recipe in recipes
+    ]
+    assert equal[0] == equal[1] == equal[2]
+    assert recipes[0].lr_scheduler.minutes == minutes
+    for recipe in recipes:
+        assert build_on_meta(recipe.model, 4096)
+
+
 # The paper prints no weights (docs/pretraining.md): they are given on the command line.
 REQUIRED = {"variants/amos_final_mixture": ["model.fixed_mixture_weights='0.2,0.3,0.5'"]}
 
