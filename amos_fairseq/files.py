@@ -212,7 +212,7 @@ def first_difference(there: Mapping[str, Any], here: Mapping[str, Any], prefix: 
 
 
 def _abbreviated(value: Any) -> str:
-    text = one_line(str(value)) or "nothing"
+    text = "nothing" if value in (None, "", []) else one_line(str(value))
     if len(text) == 64:  # a sha256
         return f"{text[:12]}..."
     return text if len(text) <= 100 else f"{text[:100]}..."

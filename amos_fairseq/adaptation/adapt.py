@@ -65,6 +65,7 @@ from amos_fairseq.output.terminal import say
 from amos_fairseq.recipes import find_recipe
 from amos_fairseq.recipes.composition import compose_recipe
 from amos_fairseq.recipes.overrides import training_command
+from amos_fairseq.run.metrics_file import read_records
 from amos_fairseq.setting_checks import check_configuration, model_settings
 from amos_fairseq.strangers import read_json
 from amos_fairseq.tasks.text_pretraining import TextPretrainingTask
@@ -143,11 +144,9 @@ def run_steps(given: Adaptation, out: Path, prepare: Callable[[Path, Path], None
             "adapt",
         )
     num_tokens = read_json(manifest, OTHER_OUT)["train"]["tokens"]
-    if num_tokens < tokens_per_update(cfg):
-        raise UserError(
-            f"TEXT has {num_tokens:,} tokens to train on, an update reads {tokens_per_update(cfg):,}: give more text, or a "
-            "smaller --batch-size or --length"
-        )
+    if num_tokens < (needed := text_of_update(cfg)):
+        advice = "give more text, or a smaller --batch-size or --length"
+        raise UserError(f"TEXT has {num_tokens:,} tokens to train on, an update reads {needed:,}: {advice}")
     say(describe_training(cfg, num_tokens), "adapt")
     if pairs is not None:
         before = similarity(checkpoint, pairs)
@@ -166,6 +165,8 @@ def run_steps(given: Adaptation, out: Path, prepare: Callable[[Path, Path], None
         record = {"file": pairs.file, "sha256": pairs.sha256, "pairs": len(pairs.scores)}
         write_text(out / "similarity.json", json_text(record | {"before": before, "after": after}))
         say(f"before training: {describe(before)}; after it: {describe(after)}", "adapt")
+    if held_out := describe_held_out(read_records(run)):
+        say(held_out, "adapt")
     name = shlex.quote(str(run))
     say(
         f"done. For Hugging Face: amos export {name} FOLDER; fine-tune: amos classify --checkpoint {name} --train ...",
@@ -180,9 +181,9 @@ def is_finished(run: Path, cfg: DictConfig) -> bool:
     return num_updates_of(str(run / LAST), read_state(run / LAST)) >= cfg.optimization.max_update
 
 
-def tokens_per_update(cfg: DictConfig) -> int:
-    """Return the tokens of an update; 0 where settings other than the number of blocks determine them."""
-    return (cfg.dataset.batch_size or 0) * cfg.optimization.update_freq[0] * cfg.task.tokens_per_sample
+def text_of_update(cfg: DictConfig) -> int:
+    """Return the tokens of text that an update reads, without the ``<s>`` of a block."""
+    return cfg.dataset.batch_size * cfg.optimization.update_freq[0] * (cfg.task.tokens_per_sample - 1)
 
 
 def describe_training(cfg: DictConfig, num_tokens: int) -> str:
@@ -190,11 +191,28 @@ def describe_training(cfg: DictConfig, num_tokens: int) -> str:
     rate, scale, minutes = cfg.optimization.lr[0], cfg.model.encoder_lr_scale, cfg.lr_scheduler.minutes
     of_head = f", of the new head {rate:g}" if scale != 1 else ""
     rates = f"peak of the learning rate {rate * scale:g}{of_head}"
-    if minutes or not tokens_per_update(cfg):
+    if minutes:
         return rates
-    epochs = cfg.optimization.max_update * tokens_per_update(cfg) / num_tokens
+    epochs = cfg.optimization.max_update * text_of_update(cfg) / num_tokens
     often = f"{epochs:,.0f}" if epochs >= 10 else f"{epochs:.2g}"
     return f"{cfg.optimization.max_update:,} updates, which read the text {often} times; {rates}"
+
+
+def describe_held_out(records: list[dict[str, Any]]) -> str:
+    """Return what the first and the last validation say: the AUC of detection, else the loss of masked tokens."""
+    validations = [record for record in records if record["split"] != "train"]
+    keys = [key for record in validations[-1:] for key in record if key == "rtd_auc" or key.startswith("mlm_loss_")]
+    key = "rtd_auc" if "rtd_auc" in keys else next(iter(keys), None)
+    points = [(record["update"], record[key]) for record in validations if record.get(key) is not None]
+    if len(points) < 2:
+        return ""
+    (first, before), (last, after) = points[0], points[-1]
+    unit = (
+        ""
+        if key == "rtd_auc"
+        else f" nats (frequencies of tokens alone: {validations[-1].get('unigram_entropy', 0):.2f})"
+    )
+    return f"on held-out text, {key} was {before:.2f} after {first:,} updates and is {after:.2f} after {last:,}{unit}"
 
 
 def describe(similar: dict[str, float]) -> str:

@@ -16,13 +16,17 @@ MLM, ELECTRA, AMOS = OBJECTIVES = ("mlm", "electra", "amos")
 NEW, SELF = "new", "self"  # values of --generator beside a path
 OTHER_OUT = "give another --out"
 RECORD, LOCK, RECIPE, RECIPE_OF_GENERATOR, DATA = "settings.json", ".lock", "adapt.yaml", "generator.yaml", "data"
-# Settings that have an option of their own: with both, one would silently win.
+# What the command line gives otherwise: with both, one would silently win.
 OPTIONS = {
-    "optimization.max_update": "--updates",
+    "checkpoint.finetune_from_model": "MODEL",
+    "checkpoint.save_dir": "--out",
     "dataset.batch_size": "--batch-size",
+    "lr_scheduler.minutes": "--minutes",
+    "model.generator_checkpoint": "--generator",
+    "optimization.max_update": "--updates",
+    "task.data": "TEXT",
     "task.tokens_per_sample": "--length",
 }
-OPTIONS |= {"lr_scheduler.minutes": "--minutes"}
 OF_DATA = ("model", "tokenizer", "texts", "document")  # what determines the encoded text
 
 
@@ -69,7 +73,7 @@ def check_settings(settings: list[str], objective: str) -> None:
     for setting in settings:
         if SETTING.fullmatch(setting) is None:
             raise UserError(f"--set {setting}: give KEY=VALUE, such as optimization.lr=[1e-4]")
-        if option := OPTIONS.get(setting.partition("=")[0].lstrip("+")):
+        if option := OPTIONS.get(setting.partition("=")[0]):
             raise UserError(f"--set {setting}: give {option} instead")
         try:
             OmegaConf.from_dotlist([setting])

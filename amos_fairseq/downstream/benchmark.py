@@ -6,7 +6,6 @@ OUT/runs/TASK/[TRIAL/]seedN/run.json   the identity of a run, which protects the
 
 import functools
 import itertools
-import math
 import os
 import shlex
 import shutil
@@ -27,7 +26,9 @@ from amos_fairseq.downstream.results import (
     RunResult,
     Summaries,
     TaskSummary,
+    error_in_words,
     format_spread,
+    standard_error,
     summarize,
     write_record,
 )
@@ -40,7 +41,6 @@ from amos_fairseq.output.terminal import progress_bar
 IDENTITY_FILE = "run.json"
 LOG_FILE = "train.log"
 LINEAR = "linear model on frozen states"  # a row of the table
-CORRELATIONS = ("matthews", "spearman", "pearson")
 TOKENS_PER_BATCH = 8192  # of evaluation
 
 
@@ -304,19 +304,6 @@ def verdicts(benchmark: Benchmark, summaries: Summaries, baselines: Mapping[str,
             break
 
 
-def standard_error(score: str, value: float, num_scored: int) -> float:
-    """Return by how much chance moves a score, in percent, on a dev set of ``num_scored`` examples.
-
-    It is that of a share of right examples, sqrt(p (1 - p) / n), to which F1 is compared too, or of a correlation,
-    (1 - r^2) / sqrt(n).
-    """
-    share = value / 100
-    if score in CORRELATIONS:
-        return 100 * (1 - share**2) / math.sqrt(num_scored)
-    share = min(max(share, 0.0), 1.0)
-    return 100 * math.sqrt(share * (1 - share) / num_scored)
-
-
 def common_notes(
     benchmark: Benchmark, results: Sequence[RunResult], summaries: Summaries, baselines: Mapping[str, Baselines]
 ) -> Iterator[str]:
@@ -326,14 +313,12 @@ def common_notes(
     counts = [summary.main.count for summary in summaries.values()]
     listed = ", ".join(f"{label} {count}" for label, count in zip(labels.values(), counts, strict=True))
     divisor = "; standard deviations divide by n - 1" if max(counts) > 1 else ""
-    alone = "; one seed does not tell how much another one differs" if max(counts) == 1 else ""
+    alone = "; one seed does not tell how much another one differs" if min(counts) == 1 else ""
     yield f"seeds: {f'{counts[0]} per task' if len(set(counts)) == 1 else listed}{divisor}{alone}"
     for task, summary in summaries.items():
         if num_scored := baselines.get(task, NO_BASELINES).num_scored:
-            score = summary.best.main_score
-            error = standard_error(score, summary.main.median, num_scored)
-            of_score = f"; standard error of {score} about {error:.1f}" if score in ("accuracy", *CORRELATIONS) else ""
-            yield f"{labels[task]}: dev has {num_scored:,} {benchmark.unit}{of_score}"
+            error = error_in_words(summary.best.main_score, summary.main.median, num_scored, benchmark.unit)
+            yield f"{labels[task]}: dev has {num_scored:,} {benchmark.unit}{error}"
     if session.checkpoint.from_scratch:
         yield "random weights: only the architecture of the checkpoint, none of its weights"
     for task, summary in summaries.items():

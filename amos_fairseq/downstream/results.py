@@ -13,6 +13,7 @@ Both files are records: JSON with ``sha256``, a fingerprint of its other entries
 import dataclasses
 import hashlib
 import json
+import math
 import platform
 import re
 import statistics
@@ -32,6 +33,7 @@ from amos_fairseq.strangers import finite_number, plain_name, whole_number
 RESULT_FILE = "result.json"
 # Percent; a correlation can be negative, and rounding makes 100.00000000000001 of a perfect one.
 SCORE_RANGE = (-100.000001, 100.000001)
+CORRELATIONS = ("matthews", "spearman", "pearson")
 NOT_PERCENT = ("mse", "null_threshold")  # scores in the unit of the label, or of a model's outputs
 LONGEST_NOTE = 10_000
 MOVE_AWAY = "move it away and repeat the command that wrote it"
@@ -237,6 +239,28 @@ def format_spread(spread: Spread | None, score: str = "") -> str:
     return f"{spread.median:.3g}" if spread.deviation is None else f"{spread.median:.3g} ± {spread.deviation:.2g}"
 
 
+def standard_error(score: str, value: float, num_scored: int) -> float:
+    """Return by how much chance moves a score, in percent, on a dev set of ``num_scored`` examples.
+
+    It is that of a share of right examples, sqrt(p (1 - p) / n), to which F1 is compared too, or of a correlation,
+    (1 - r^2) / sqrt(n).
+    """
+    share = value / 100
+    if score in CORRELATIONS:
+        return 100 * (1 - share**2) / math.sqrt(num_scored)
+    share = min(max(share, 0.0), 1.0)
+    return 100 * math.sqrt(share * (1 - share) / num_scored)
+
+
+def error_in_words(score: str, value: float, num_scored: int, unit: str) -> str:
+    """Return "; standard error of accuracy about 1.3"; empty for other kinds of scores, and for perfect ones."""
+    error = standard_error(score, value, num_scored)
+    if score not in ("accuracy", *CORRELATIONS) or error == 0:
+        return ""
+    about = "at least" if unit == "words" else "about"  # the words of a sentence are not independent
+    return f"; standard error of {score} {about} {error:.1f}"
+
+
 @dataclass(frozen=True)
 class Baselines:
     """Scores without fine-tuning on a dev set of ``num_scored`` rows or words, by the name of their row and the score."""
@@ -254,15 +278,21 @@ NO_BASELINES = Baselines(0, {})
 
 def read_baselines(file: Path) -> dict[str, Baselines]:
     """Return, by task, what an earlier call has written to ``OUT/NAME.json``; nothing without this file."""
-    advice, baselines = "delete it, and the same command writes it again", {}
+    advice = "delete it, and the same command writes it again"
     content = read_record(file, advice, optional=True) or {}
     try:
-        for task, saved in strangers.field({"baselines": {}} | content, "baselines", dict).items():
-            rows = strangers.field(saved, "scores", dict)
-            scores = {plain_name(row): finite_scores(rows, row) for row in rows}
-            baselines[plain_name(task)] = Baselines(whole_number(saved.get("num_scored"), low=1), scores)
+        return parse_baselines(content)
     except ValueError as error:
         raise UserError(f"{file} holds no results of fine-tuning ({error}): {advice}") from error
+
+
+def parse_baselines(content: dict[str, Any]) -> dict[str, Baselines]:
+    """Return the baselines by task; raise ``ValueError`` for other values than these can have."""
+    baselines = {}
+    for task, saved in strangers.field({"baselines": {}} | content, "baselines", dict).items():
+        rows = strangers.field(saved, "scores", dict)
+        scores = {plain_name(row): finite_scores(rows, row) for row in rows}
+        baselines[plain_name(task)] = Baselines(whole_number(saved.get("num_scored"), low=1), scores)
     return baselines
 
 
@@ -346,6 +376,7 @@ class Summary:
     runs: list[RunResult]
     checkpoint: Path  # as the path of the fine-tuned one was when the benchmark ran
     num_updates: int
+    baselines: dict[str, Baselines]
     notes: list[str]
 
     @property
@@ -397,6 +428,7 @@ def read_summary(file: Path, advice: str, optional: bool = False) -> Summary | N
             runs=list(map(parse_result, strangers.field(content, "runs", list))),
             checkpoint=Path(plain_name(checkpoint.get("file"), longest=4096)),
             num_updates=whole_number(checkpoint.get("num_updates")),
+            baselines=parse_baselines(content),
             notes=notes,
         )
         if not all(map(summary.shown_runs, summary.trials)):

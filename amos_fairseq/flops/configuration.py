@@ -137,13 +137,11 @@ def count_costs(name: str, config_dir: Path, vocabulary_size: int | None = None)
     """
     try:
         cfg = compose_recipe(name, ["distributed_training.distributed_world_size=1"], config_dir)
-        if minutes := OmegaConf.select(cfg, "lr_scheduler.minutes"):
-            raise UserError(f"as many updates as fit into {minutes:g} minutes")
         if vocabulary_size is None:
             suited = (size for width, size in VOCABULARY_OF_WIDTH.items() if cfg.model.encoder_embed_dim <= width)
             vocabulary_size = next(suited, DEFAULT_VOCABULARY)
         cost = training_flops(cfg, vocabulary_size, reference=True)
-    except UserError as error:  # some variants need a setting that no paper prints
+    except UserError as error:  # such as a variant with a setting that no paper prints
         return {"not_counted": str(error)}
     return {
         "layers": cfg.model.encoder_layers,

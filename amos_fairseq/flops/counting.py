@@ -139,6 +139,10 @@ def build_update(cfg: DictConfig, task: FairseqTask, reference: bool = False) ->
         raise UserError(
             f"optimization.max_update={cfg.optimization.max_update} sets no end: give the number of planned updates"
         )
+    if minutes := OmegaConf.select(cfg, "lr_scheduler.minutes"):
+        raise UserError(
+            f"trains for {minutes / 60:.2g} hours; lr_scheduler.minutes=0 counts its optimization.max_update"
+        )
     if OmegaConf.select(cfg, "task.phases"):
         raise UserError(
             "task.phases change the cost of an update: give task.phases=null and the length of one as task.tokens_per_sample"

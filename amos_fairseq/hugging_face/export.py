@@ -23,7 +23,8 @@ from amos_fairseq.checkpoints.read import (
     load_checkpoint,
     runs_before,
 )
-from amos_fairseq.downstream.results import check_scored, read_result
+from amos_fairseq.downstream.classification.dataset import TASK_FILE
+from amos_fairseq.downstream.results import check_scored, error_in_words, read_result
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import check_new_folder, explain_write_errors, whole_folder
 from amos_fairseq.hugging_face import custom_code
@@ -38,6 +39,7 @@ from amos_fairseq.output.terminal import say
 from amos_fairseq.process import version_of
 from amos_fairseq.run.health import describe_plateau
 from amos_fairseq.run.metrics_file import read_records
+from amos_fairseq.strangers import read_json
 from amos_fairseq.text import MASK_SYMBOL
 from amos_fairseq.text.tokenization.exported import exported_tokenizer, with_padding_at_1
 from amos_fairseq.text.tokenization.fast_tokenizer import FastTokenizer, row_map
@@ -66,8 +68,6 @@ _LIBRARIES = ("amos_fairseq", "fairseq-fixed", "torch", "transformers", "tokeniz
 _POSITIONS = {"none": "absolute", "t5": "absolute, and relative as in T5", "amos": "absolute, and relative as released"}
 # Keys of a validation record that describe speed or position in the run.
 _NOT_METRICS = ("split", "update", "epoch", "wps", "ups", "wpb", "bsz", "best_loss", "best_num_updates")
-# Weights with one row per token of the vocabulary.
-_ROW_PER_TOKEN = ("embed_tokens.weight", "mlm_head.bias")
 ALL_HEADS = "ALL"
 _SPECIAL_IDS = {"bos_token_id": BOS, "pad_token_id": PAD, "eos_token_id": EOS}
 
@@ -157,9 +157,18 @@ class CardSettings:
 
 
 def write_card(
-    folder: Path, name: str, loaded: LoadedCheckpoint, part: Part, settings: CardSettings, agreement: str | None
+    folder: Path,
+    name: str,
+    loaded: LoadedCheckpoint,
+    part: Part,
+    settings: CardSettings,
+    num_parameters: int,
+    agreement: str | None,
 ) -> None:
-    """Write ``README.md`` into ``folder``, which will have the name ``name``; ``agreement`` None: not compared."""
+    """Write ``README.md`` into ``folder``, which will have the name ``name``.
+
+    ``num_parameters``: of the exported class; ``agreement`` None: not compared.
+    """
     from huggingface_hub import ModelCard, ModelCardData
 
     # A truncated last line of the log is skipped, and what the run did after this checkpoint does not count.
@@ -188,13 +197,15 @@ def write_card(
         data,
         str(_TEMPLATE),
         escape=escape_markup,
+        code=code_span,
         name=name,
         objective=objective,
         updates_before=updates_before,
         imported=imported,
         part=part,
         positions=_POSITIONS[part.shape.position_scheme] if isinstance(part.shape, BertEncoderConfig) else "rotary",
-        num_parameters=number_of_parameters(loaded, part),
+        num_parameters=num_parameters,
+        labels=[] if all(re.fullmatch(r"LABEL_\d+", label) for label in part.labels) else part.labels,
         has_code=custom_code.is_in(folder),
         loaded=loaded,
         task=str(loaded.task.get("_name", PRETRAINING[0])),
@@ -203,6 +214,8 @@ def write_card(
         plateau=describe_plateau(validation or {}),
         not_metrics=_NOT_METRICS,
         result=result,
+        num_dev=dev_rows(loaded.file.parent) if result else None,
+        error_in_words=error_in_words,
         of_run=of_run,
         settings=settings,
         started_from=source,
@@ -213,15 +226,12 @@ def write_card(
     card.save(folder / "README.md")
 
 
-def number_of_parameters(loaded: LoadedCheckpoint, part: Part) -> int:
-    """Count the parameters of the exported class, without the rows that only round up the vocabulary."""
-    num_tokens = len(loaded.dictionary)
-    unread = part.pooler if part.module is not None else {}  # a class with a head has no pooler
-    return sum(
-        (tensor[:num_tokens] if key in _ROW_PER_TOKEN else tensor).numel()
-        for key, tensor in part.weights.items()
-        if key not in unread
-    )
+def dev_rows(run: Path) -> int | None:
+    """Return the number of dev rows that a run of ``amos classify`` or ``amos glue`` was scored on."""
+    splits = (read_json(run / TASK_FILE, "remove it", optional=True) or {}).get("splits")
+    facts = splits.get("valid") if isinstance(splits, dict) else None
+    rows = facts.get("rows") if isinstance(facts, dict) else None
+    return rows if type(rows) is int and rows > 0 else None
 
 
 def origin(loaded: LoadedCheckpoint) -> tuple[str, str, int]:
@@ -253,6 +263,11 @@ def objective_of(task: dict[str, Any], model: str | None) -> str:
 def escape_markup(text: str) -> str:
     """Escape HTML, links, code and cells of tables in text from a checkpoint or a log, which a web page may show."""
     return re.sub(r"([\\`|\[\]])", r"\\\1", html.escape(" ".join(text.split()), quote=False))
+
+
+def code_span(text: str) -> str:
+    """Return text in backquotes, in which nothing but these and the ends of cells has a meaning."""
+    return escape_markup(text) if re.search(r"[`|]", text) else f"`{' '.join(text.split())}`"
 
 
 def export(
@@ -289,20 +304,21 @@ def export(
         if not choices:
             raise UserError(f"--head {ALL_HEADS}: {checkpoint} is not a model of several tasks: leave it out")
     parts = {name: choose_part(loaded, chosen) for name, chosen in choices.items()}
-    if not card.base_model and (source := origin(loaded)[0]):
-        say(
-            f"the weights come from {source}: if it is on the Hub, --base-model ID links the model card to it", "export"
-        )
     check_output_folder(out, force, list(parts))
     explained = explain_write_errors(out, "make room, permit writing, or give another folder")
     # transformers 5 shows a bar for each file of weights, and a table of those that a class does not read, such as the pooler.
     logging.disable_progress_bar()
     logging.set_verbosity_error()
     with explained, whole_folder(out, force) as folder:
-        return {
+        written = {
             out / name: (chosen, write_folder(folder / name, (out / name).name, loaded, chosen, card, check))
             for name, chosen in parts.items()
         }
+    if not card.base_model and (source := origin(loaded)[0]):
+        say(
+            f"the weights come from {source}: if it is on the Hub, --base-model ID links the model card to it", "export"
+        )
+    return written
 
 
 def write_folder(
@@ -311,7 +327,7 @@ def write_folder(
     """Write all files of one model, which the card calls ``name``, and compare them with the checkpoint."""
     folder.mkdir(exist_ok=True)
     rows = write_tokenizer(folder, loaded, part.family, part.shape.max_positions)
-    write_model(folder, part, rows)
+    num_parameters = write_model(folder, part, rows)
     if part.sentence_files is not None:
         write_sentence_files(folder, part.sentence_files)
     if part.head == Head.POOLED_CLASSIFICATION:
@@ -325,13 +341,14 @@ def write_folder(
             "export an earlier checkpoint, or train again",
             "export",
         )
-    write_card(folder, name, loaded, part, card, agreement)
+    write_card(folder, name, loaded, part, card, num_parameters, agreement)
     return agreement
 
 
 @torch.no_grad()
-def write_model(folder: Path, part: Part, rows: TokenIds) -> None:
-    """Write ``model.safetensors``, float32, and ``config.json``; for custom positions also their code.
+def write_model(folder: Path, part: Part, rows: TokenIds) -> int:
+    """Write ``model.safetensors``, float32, and ``config.json``; for custom positions also their code. Return the number of
+    parameters of the class, and of a head that sentence-transformers has.
 
     AutoModel adds a pooling layer to a bare encoder. Unless one was imported, it gets the identity: ``pooler_output`` is then
     tanh of the first state, not random.
@@ -359,6 +376,8 @@ def write_model(folder: Path, part: Part, rows: TokenIds) -> None:
     model.eval().save_pretrained(folder, safe_serialization=True, state_dict=model.state_dict() | pooler)
     # safetensors creates files that only their owner can read; all other files follow the user's umask.
     (folder / WEIGHTS_FILE).chmod((folder / CONFIG_FILE).stat().st_mode)
+    beside = part.module.parameters() if part.head == Head.POOLED_CLASSIFICATION else ()
+    return sum(parameter.numel() for parameter in (*model.parameters(), *beside))
 
 
 def check_output_folder(path: Path, replace: bool, holds: Sequence[str] = ("",)) -> None:

@@ -85,7 +85,7 @@ def import_folder(
         tokenizer: folder of the tokenizer, if it is another.
         seed: of the initial values of what the folder lacks.
     """
-    name = path.resolve().name
+    name = path.absolute().name or path.resolve().name
     path, sentence_files, remarks = read_sentence_files(path)
     folder = read_folder(path)
     arch = arch or default_arch(folder)

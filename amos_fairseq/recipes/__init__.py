@@ -69,7 +69,7 @@ def defaults_list(path: Path) -> list[object]:
 def packaged_costs() -> dict[str, Costs]:
     """Return size, tokens and FLOPs of the packaged recipes on one rank, from ``costs.tsv``.
 
-    A recipe that needs a setting that no paper prints has ``not_counted`` alone, the reason. ``python
+    A recipe for a time, and one that needs a setting that no paper prints, have ``not_counted`` alone, the reason. ``python
     tests/recipes/write_costs.py`` writes the table, and a test compares it with what is counted.
     """
     with COSTS.open(encoding="utf-8", newline="") as file:

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from amos_fairseq.downstream.classification.command import RANDOM
-from amos_fairseq.downstream.results import Spread, Summary, format_spread, read_summary
+from amos_fairseq.downstream.results import NO_BASELINES, Spread, Summary, format_spread, read_summary
 from amos_fairseq.downstream.tagging.command import SCORE_NAMES
 from amos_fairseq.downstream.tagging.sentences import TASK_PREFIX
 from amos_fairseq.errors import UserError
@@ -47,37 +47,68 @@ def read_probing(folders: Sequence[str]) -> list[ProbeResults]:
     return contents
 
 
-def main_spreads(summary: Summary) -> dict[str, Spread]:
-    """Return the main scores of a summary by column, such as "MNLI m", "CoLA (mcc)" or "chunk (span F1)"; without the random
-    weights of ``amos classify --baseline``, because a row of the table is one checkpoint."""
+def main_columns(summary: Summary) -> dict[str, tuple[str, str]]:
+    """Return the main scores of a summary as (task, score) by column, such as "MNLI m", "CoLA (mcc)" or "chunk (span F1)";
+    without the random weights of ``amos classify --baseline``, because a row of the table is one checkpoint."""
     columns = {}
-    for task, spreads in summary.spreads.items():
+    for task, score in summary.main_scores.items():
         if task == RANDOM:
             continue
-        score = summary.main_scores[task]
         if task == "MNLI":
-            columns |= {"MNLI m": spreads.get(score), "MNLI mm": spreads.get(f"{score}_mm")}
+            columns |= {"MNLI m": (task, score), "MNLI mm": (task, f"{score}_mm")}
             continue
         name, label = task, score
         if task.startswith(TASK_PREFIX):
             name, label = task.removeprefix(TASK_PREFIX), SCORE_NAMES.get(score, score)
-        columns[name if label == "accuracy" else f"{name} ({label})"] = spreads.get(score)
-    return {column: spread for column, spread in columns.items() if spread is not None}
+        columns[name if label == "accuracy" else f"{name} ({label})"] = task, score
+    return columns
+
+
+def main_spreads(summary: Summary) -> dict[str, Spread]:
+    """Return the main scores of a summary by column."""
+    spreads, columns = summary.spreads, main_columns(summary)
+    return {column: spreads[task][score] for column, (task, score) in columns.items() if score in spreads[task]}
 
 
 def benchmark_table(results: Sequence[Summary]) -> Table:
-    """Return a row for each summary, named by its run, and its folder where that is not enough, and a column for each task."""
+    """Return a row for each summary, named by its run, and its folder where that is not enough, and a column for each task;
+    then the rows of its baselines, such as the most frequent class, each once where all summaries have equal ones."""
     spreads = [main_spreads(result) for result in results]
     columns = list(dict.fromkeys(column for scores in spreads for column in scores))
     folders = list(dict.fromkeys(result.checkpoint.parent for result in results))
     names = dict(zip(folders, distinct_names(folders), strict=True))
     labels = [f"{names[result.checkpoint.parent]}, {result.weights}" for result in results]
-    rows = []
+    labels = [
+        f"{label} ({result.folder_name})" if labels.count(label) > 1 else label
+        for label, result in zip(labels, results, strict=True)
+    ]
+    rows, baselines, notes = [], {}, {}
     for result, label, scores in zip(results, labels, spreads, strict=True):
-        if labels.count(label) > 1:
-            label = f"{label} ({result.folder_name})"
         rows.append([label, *(format_spread(scores.get(column)) for column in columns)])
-    return Table("", ["", *columns], rows, list(dict.fromkeys(note for result in results for note in result.notes)))
+        for name, cells in baseline_cells(result, columns).items():
+            baselines.setdefault(name, {}).setdefault(tuple(cells), label)
+        for note in result.notes:
+            notes.setdefault(note, []).append(label)
+    for name, by_cells in baselines.items():
+        rows += [[name if len(by_cells) == 1 else f"{label}: {name}", *cells] for cells, label in by_cells.items()]
+    of_all = [note if len(those) == len(results) else f"{', '.join(those)}: {note}" for note, those in notes.items()]
+    return Table("", ["", *columns], rows, of_all)
+
+
+def baseline_cells(result: Summary, columns: Sequence[str]) -> dict[str, list[str]]:
+    """Return the cells of each baseline of a summary, by the name of its row."""
+    places = main_columns(result)
+    found = {place[0]: result.baselines.get(place[0], NO_BASELINES) for place in places.values()}
+    names = dict.fromkeys(name for of_task in found.values() for name in of_task.scores)
+    rows = {}
+    for name in names:
+        spreads = []
+        for column in columns:
+            task, score = places.get(column, ("", ""))
+            value = found[task].scores.get(name, {}).get(score) if task else None
+            spreads.append(None if value is None else Spread(value, None, 1))
+        rows[name] = list(map(format_spread, spreads))
+    return rows
 
 
 def num_seeds(results: Sequence[Summary]) -> str:

@@ -207,10 +207,10 @@ def benchmark_section(anchor: str, title: str, source: str, results: Sequence[Su
     if not results:
         return Section(anchor, title, source, missing=missing)
     table = benchmark_table(results)
-    caption = (
-        f"Medians ± standard deviations over {num_seeds(results)} of fine-tuning, in percent, on the development sets. "
-        "Random weights: the same model without pretraining."
-    )
+    spread = "Medians ± standard deviations" if num_seeds(results) != "1 seed" else "Scores"
+    caption = f"{spread} over {num_seeds(results)} of fine-tuning, in percent, on the development sets."
+    if any(result.from_scratch for result in results):
+        caption += " Random weights: the same model without pretraining."
     return Section(anchor, title, source, caption, tables=[table], notes=list(table.notes))
 
 
@@ -221,7 +221,7 @@ def over_cost_section(results: Sequence[Summary], runs: Sequence[PretrainingRun]
         if over is not None:
             section.missing = f"--over {over} has no effect: no run has two checkpoints with scores of one task; "
         section.missing += (
-            "--glue DIR DIR ... or --tag DIR DIR ... adds it: outputs for two or more checkpoints of a run"
+            "results for two or more checkpoints of one run add it, with --glue DIR DIR ... or --tag DIR DIR ..."
         )
         return section
     section.caption = (

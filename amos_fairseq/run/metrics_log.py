@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from fairseq.logging import metrics
-from fairseq.logging.meters import Meter
+from fairseq.logging.meters import Meter, StopwatchMeter
 
 from amos_fairseq.compat.distribution import from_first_rank
 from amos_fairseq.files import explain_write_errors, no_links, whole_file
@@ -58,6 +58,9 @@ class MetricsLog(Hook):
         meters = (extra_state or {}).get("metrics", {})
         if trainer.get_num_updates() > 0 and not cfg.reset_meters and INTERVAL in meters:
             metrics.load_state_dict({INTERVAL: meters[INTERVAL]})
+        wall = metrics.get_meter("default", "wall")
+        if isinstance(wall, StopwatchMeter) and wall.start_time is None:
+            wall.start()  # fairseq restores it stopped, and would log 0 from then on
 
     def before_epoch(self, cfg: Any, trainer: Any) -> None:
         self.task = getattr(trainer, "task", None)

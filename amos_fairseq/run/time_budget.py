@@ -167,7 +167,7 @@ def check(cfg: Any) -> None:
     limits = [name for name in ("max_update", "max_epoch", "stop_time_hours") if optimization[name]]
     limits += [each for each in overrides if each.startswith("optimization.max_update=") and each[-2:] != "=0"]
     if limits:
-        raise UserError(f"lr_scheduler.minutes (--minutes) ends the run: leave out {limits[0]}")
+        raise UserError(f"lr_scheduler.minutes (--minutes) ends the run: set it to 0, or leave out {limits[0]}")
     if schedule.warmup_updates and schedule.warmup_updates >= schedule.total_num_update:
         raise UserError(
             f"with lr_scheduler.minutes (--minutes), the share of the warm-up is warmup_updates / total_num_update, here "

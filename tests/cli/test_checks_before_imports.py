@@ -6,6 +6,7 @@ import pytest
 from failures import error_line
 
 import amos_fairseq
+from amos_fairseq.adaptation.command import OPTIONS
 from amos_fairseq.cli.main import main
 
 TABLES = "--checkpoint start.pt --out out --train rows.tsv"
@@ -42,7 +43,7 @@ MISTAKES = {
     f"{ADAPT} model.generator_sise=1": "amos adapt has no setting model.generator_sise; did you mean model.generator_size or",
     f"{ADAPT} model.generator_size=1 --objective mlm": "--objective mlm has no setting model.generator_size",
     f"{ADAPT} optimization.lr": "--set optimization.lr: give KEY=VALUE",
-    f"{ADAPT} optimization.max_update=50": "--set optimization.max_update=50: give --updates instead",
+    **{f"{ADAPT} {name}=5": f"--set {name}=5: give {option} instead" for name, option in OPTIONS.items()},
     f"{ADAPT} optimization.lr=[1": "--set optimization.lr=[1: the value cannot be read",
     "score start.pt absent": ABSENT,
     "score start.pt --pairs rows.tsv --corpus absent": ABSENT,

@@ -18,14 +18,23 @@ from amos_fairseq.downstream.benchmark import (
     Benchmark,
     BenchmarkTask,
     Stopped,
+    common_notes,
     plan_runs,
     schedules_in_words,
-    standard_error,
     verdicts,
 )
 from amos_fairseq.downstream.progress_display import ProgressDisplay
 from amos_fairseq.downstream.recipes import Hyperparameters, Recipe
-from amos_fairseq.downstream.results import Baselines, RunResult, TaskSummary, best_checkpoint, read_results, spread_of
+from amos_fairseq.downstream.results import (
+    Baselines,
+    RunResult,
+    TaskSummary,
+    best_checkpoint,
+    error_in_words,
+    read_results,
+    spread_of,
+    standard_error,
+)
 from amos_fairseq.downstream.runner import RunFailed, Runner, run_benchmark
 from amos_fairseq.downstream.session import PretrainedCheckpoint, Session
 from amos_fairseq.errors import UserError
@@ -300,6 +309,20 @@ def test_what_is_no_better_than_a_baseline_is_said(tmp_path, score, seeds, const
 def test_standard_error_of_a_score(score: str, value: float, number: int, error: float) -> None:
     """By hand: sqrt(0.75 * 0.25 / 1067), 1 / 20, 0.36 / 20; the last is a rounded 100."""
     assert standard_error(score, value, number) == pytest.approx(error, abs=1e-4)
+
+
+def test_what_one_seed_and_a_small_dev_set_say(tmp_path):
+    best = RunResult("Toy", "", 1, "runs/Toy/seed1", "accuracy", {"accuracy": 75.0}, *LAST)
+    summary, toy = TaskSummary("", 1, {"accuracy": spread_of([75.0])}, best), Toy(tmp_path)
+    for unit, words in (
+        ("rows", "1,067 rows; standard error of accuracy about 1.3"),
+        ("words", "1,067 words; standard error of accuracy at least 1.3"),
+    ):
+        toy.unit = unit
+        notes = list(common_notes(toy, [best], {"Toy": summary}, {"Toy": Baselines(1067, {})}))
+        assert notes[1] == "seeds: 1 per task; one seed does not tell how much another one differs"
+        assert notes[2] == f"Toy: dev has {words}"
+    assert error_in_words("accuracy", 100.0, 20, "rows") == error_in_words("f1", 50.0, 20, "rows") == ""
 
 
 def test_a_second_score_is_judged_too(tmp_path):

@@ -1,10 +1,11 @@
 """Summaries of benchmarks, as ``amos glue`` and ``amos tag`` write them."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 from amos_fairseq.downstream.benchmark import save_results
 from amos_fairseq.downstream.results import RunResult, summarize, write_record
@@ -20,6 +21,8 @@ def write_summary(
     from_scratch: bool = False,
     benchmark: str = "glue",
     setup: Mapping[str, str] = {},
+    baselines: Mapping[str, Any] = {},
+    notes: Sequence[str] = ("a note",),
     **scores: float,
 ) -> str:
     """Write the results of three seeds with these medians of the accuracy."""
@@ -28,7 +31,8 @@ def write_summary(
         for seed, accuracy in enumerate((median - 0.5, median, median + 0.5), start=1):
             own = {"accuracy": accuracy, "f1": accuracy} | ({"accuracy_mm": accuracy + 1} if task == "MNLI" else {})
             results.append(RunResult(task, "", seed, f"runs/task/seed{seed}", "accuracy", own, *LAST))
-    summary = {"benchmark": benchmark, "setup": {"from_scratch": from_scratch, **setup}, "notes": ["a note"]}
+    summary = {"benchmark": benchmark, "setup": {"from_scratch": from_scratch, **setup}, "notes": list(notes)}
+    summary["baselines"] = dict(baselines)
     summary["tasks"] = {task: of_task.as_dict() for task, of_task in summarize(results).items()}
     summary |= {"runs": list(map(asdict, results)), "checkpoint": {"file": str(run / "checkpoint_last.pt")}}
     summary["checkpoint"]["num_updates"] = updates

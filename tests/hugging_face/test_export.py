@@ -78,13 +78,33 @@ def test_card_states_the_facts_of_the_run(runs, tmp_path):
     for fact in (
         f"| Tokens read | about {100 * UPDATES} |",  # the later record is not of this checkpoint
         "| Layers, width, FFN width, heads | 2, 16, 24, 2 |",
-        # 62 tokens and 150 positions of 16, LayerNorm, 32 buckets of 2 heads; a layer: four 16x16, 16x24, 24x16, 2 LayerNorms.
-        f"| Parameters | {62 * 16 + 150 * 16 + 32 + 64 + 2 * (4 * 272 + 16 * 24 + 24 + 24 * 16 + 16 + 64):,} |",
+        # 62 tokens and 152 positions of 16, LayerNorm, 32 buckets of 2 heads; a layer: four 16x16, 16x24, 24x16, 2 LayerNorms;
+        # the pooling layer.
+        f"| Parameters | {62 * 16 + 152 * 16 + 32 + 64 + 2 * (4 * 272 + 16 * 24 + 24 + 24 * 16 + 16 + 64) + 272:,} |",
         "| mlm_loss_4 | 3.5 |",
         'AutoModel.from_pretrained("out")',
     ):
         assert fact in text, fact
     assert str(runs) not in text, "no path of this machine"
+
+
+def test_card_names_labels_and_the_plateau(tmp_path):
+    """Names with a meaning in Markdown; many of them; none. A loss above the entropy of single tokens is said, as in a run."""
+    for names, line in (
+        ("*a*,b|c", r"| Labels | `*a*` b\|c |"),
+        (",".join(f"n{i}" for i in range(51)), "| Labels | 51, in `"),
+        ("", ""),
+    ):
+        run = write_run(tmp_path / f"run{len(names)}", classes=names.count(",") + 1 if names else 3)
+        card = card_of(run, tmp_path / f"out{len(names)}", *(["--labels", names] if names else []))
+        assert line in card
+        assert ("| Labels |" in card) is bool(names)
+    run = write_run(tmp_path / "mlm", "mlm")
+    for loss, is_said in ((6.5, True), (6.4, False)):
+        record = {"split": "valid", "update": 5, "loss": loss, "mlm_loss_2": loss, "unigram_entropy": 6.5}
+        (run / "metrics.jsonl").write_text(json.dumps(record) + "\n")
+        card = card_of(run, tmp_path / f"mlm{loss}")
+        assert ("The loss of masked tokens on held-out text, 6.50 nats, is not below the entropy" in card) is is_said
 
 
 def test_text_of_a_stranger_is_escaped_in_the_card(tmp_path):

@@ -59,6 +59,23 @@ def test_results_of_any_table(tmp_path):
     assert table.rows == [["mine, as imported", "80.0 ± 0.5"]]
 
 
+def test_rows_of_baselines_and_notes_of_single_results(tmp_path):
+    """The constant is equal for both models, the linear model is not; what is said of one names it."""
+    folders = []
+    for name, linear, note in (("a", 57.0, "4.8"), ("b", 61.0, "4.7")):
+        scores = {"most frequent class": {"accuracy": 54.0}, "linear": {"accuracy": linear, "f1": 1.0}}
+        more = {"baselines": {"classification": {"num_scored": 100, "scores": scores}}, "notes": ["a note", note]}
+        of_run = (tmp_path / name, 5, tmp_path / name / "run")
+        folders.append(write_summary(*of_run, benchmark="classification", **more, classification=65.0))
+    table = benchmark_table(read_benchmarks(folders, "--glue"))
+    assert table.rows[2:] == [
+        ["most frequent class", "54.0"],
+        ["a, 5 updates: linear", "57.0"],
+        ["b, 5 updates: linear", "61.0"],
+    ]
+    assert table.notes == ["a note", "a, 5 updates: 4.8", "b, 5 updates: 4.7"]
+
+
 def test_scores_over_updates_and_over_flops(results, tmp_path):
     panels, unit = points_over_cost(results, [])
     assert unit == "updates"

@@ -7,7 +7,7 @@ import types
 
 import pytest
 from fairseq.data.iterators import CountingIterator
-from fairseq.logging import progress_bar
+from fairseq.logging import metrics, progress_bar
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.run import hooks, metrics_log
@@ -57,6 +57,17 @@ def test_lines_of_intervals_and_validations(save_dir):
         {"split": "train", "update": 6, "epoch": 0.6, "loss": 1 / 6},
         {"split": "valid", "update": 6, "epoch": 0.6, "loss": 2 / 6},
     ]
+
+
+def test_the_time_of_a_resumed_process_is_logged(save_dir):
+    """fairseq restores its stopwatch as it was saved: stopped."""
+    metrics.load_state_dict({"default": [(20, "wall", "StopwatchMeter", {"sum": 0, "n": 0, "round": 0})]})
+    try:
+        assert metrics.get_meter("default", "wall").elapsed_time == 0
+        train(save_dir, first_update=4, last_update=6)
+        assert metrics.get_meter("default", "wall").elapsed_time > 0
+    finally:
+        metrics.reset_meters("default")
 
 
 def test_resume_cuts_back_to_the_resumed_update(save_dir):

@@ -133,7 +133,7 @@ def test_another_command_replaces_one_that_never_trained(models, trained, tmp_pa
     words = ("adapt", models / "headless", models / "text.txt", "--out", out, "--batch-size", "4000")
     line = error_line(capsys, main, *words, reports_progress=True)
     assert re.search(
-        r"TEXT has [\d,]+ tokens to train on, an update reads 160,000: give more text, or a smaller --b", line
+        r"TEXT has [\d,]+ tokens to train on, an update reads 156,000: give more text, or a smaller --b", line
     )
     adapt(models, out, "headless", "--objective", "electra")
     encoded = manifest.stat().st_mtime_ns
@@ -277,7 +277,7 @@ def test_all_steps_and_the_same_command_again(models: Path, tmp_path: Path) -> N
     assert not any(name.startswith(("generator", "mlm_head")) for name in trained)
     num_tokens = json.loads((out / "data" / "corpus.json").read_text())["train"]["tokens"]
     length = yaml.safe_load((out / "adapt.yaml").read_text())["task"]["tokens_per_sample"]
-    expected = f"2 updates, which read the text {2 * 4 * length / num_tokens:.2g} times; "
+    expected = f"2 updates, which read the text {2 * 4 * (length - 1) / num_tokens:.2g} times; "
     assert f"adapt: {expected}peak of the learning rate 5e-05, of the new head 0.0005" in done.stderr
     assert "recipe" not in done.stderr.partition(expected)[0]
     records = [json.loads(line) for line in (out / "run" / "metrics.jsonl").read_text().splitlines()]

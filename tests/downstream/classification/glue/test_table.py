@@ -98,7 +98,7 @@ def summaries():
 
 
 ANSWERS = RunResult("SQuAD2.0", "", 1, "runs/SQuAD2.0/seed1", "f1", {"em": 50.0, "f1": 52.25}, *LAST)
-SQUAD = Summary(Path("squad.json"), "squad", {}, {"SQuAD2.0": ""}, [ANSWERS], Path("model.pt"), 1, [])
+SQUAD = Summary(Path("squad.json"), "squad", {}, {"SQuAD2.0": ""}, [ANSWERS], Path("model.pt"), 1, {}, [])
 
 
 def test_table_cells():
