@@ -207,12 +207,8 @@ def describe_held_out(records: list[dict[str, Any]]) -> str:
     if len(points) < 2:
         return ""
     (first, before), (last, after) = points[0], points[-1]
-    unit = (
-        ""
-        if key == "rtd_auc"
-        else f" nats (frequencies of tokens alone: {validations[-1].get('unigram_entropy', 0):.2f})"
-    )
-    return f"on held-out text, {key} was {before:.2f} after {first:,} updates and is {after:.2f} after {last:,}{unit}"
+    unit = "" if key == "rtd_auc" else " nats"
+    return f"on held-out text, {key} was {before:.2f}{unit} after {first:,} updates and is {after:.2f}{unit} after {last:,}"
 
 
 def describe(similar: dict[str, float]) -> str:

@@ -51,6 +51,7 @@ class LoadedCheckpoint:
         tokenizer: the one that binarized the corpus.
         task, criterion: their settings, plain values.
         num_updates: optimizer steps until the checkpoint.
+        planned_updates: of the run; 0 where something else ends it.
         parent: the checkpoint that the run started from (``--finetune-from-model``), as it was given; empty without one.
         task_state: sha256 of what the weights depend on: of the vocabulary, and of the labels of each head.
     """
@@ -64,6 +65,7 @@ class LoadedCheckpoint:
     criterion: dict[str, Any]
     parent: str = ""
     task_state: dict[str, str | None] = field(default_factory=dict)
+    planned_updates: int = 0
 
     @property
     def imported_from(self) -> str:
@@ -150,6 +152,7 @@ def restore_checkpoint(file: Path, state: dict[str, Any], tokenizer: CheckpointP
         cfg.get("criterion") or {},
         parent_of(cfg),
         task_state,
+        planned if type(planned := (cfg.get("optimization") or {}).get("max_update")) is int else 0,
     )
 
 

@@ -318,6 +318,8 @@ def export(
         say(
             f"the weights come from {source}: if it is on the Hub, --base-model ID links the model card to it", "export"
         )
+    if 0 < loaded.num_updates < loaded.planned_updates:
+        say(f"{loaded.file} has {loaded.num_updates:,} of {loaded.planned_updates:,} planned updates", "export")
     return written
 
 

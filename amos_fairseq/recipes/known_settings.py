@@ -60,7 +60,9 @@ def check_keys(settings: Sequence[str], known: Mapping[str, Any], name: str, con
         elif known and key not in known and not key.startswith("hydra."):
             raise UserError(f"{setting}: {name} has no setting {key}{did_you_mean(similar_settings(key, known))}")
         elif isinstance(known.get(key), list) and re.fullmatch(r"[\w.+-]+", value) and value.lower() != "null":
-            raise UserError(f"{setting}: the value is a list: write {key}=[{value}]")
+            is_number = re.fullmatch(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", value, re.IGNORECASE)
+            example = f"[{value}]" if is_number or not known[key] else str(known[key]).replace(" ", "")
+            raise UserError(f"{setting}: the value is a list: write {key}={example}")
 
 
 def check_data(setting: str) -> None:

@@ -120,14 +120,17 @@ def test_same_bytes_for_two_processes(corpus, tmp_path, monkeypatch):
     assert file_bytes(tmp_path / "again") == file_bytes(out)
 
 
-def test_finished_corpus_is_unchanged(corpus, inputs, capsys, refused):
+def test_finished_corpus_is_unchanged(corpus, inputs, capsys, refused, tmp_path):
     out, flags = corpus
     before = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
     main([*flags, "--out", out])
     assert "finished already" in capsys.readouterr().err
     assert "vocab_size: 200 there, 201 here" in refused(*flags, "--vocab-size", "201", "--out", out)
     assert "(cased: " in refused(*flags, "--out", out, "--uncased")
-    assert "of other inputs" in refused(inputs[0], *flags[2:], "--out", out)
+    assert "of other inputs: give another" in refused(inputs[0], *flags[2:], "--out", out)
+    (tmp_path / "other.txt").write_text("Another text.\n\n" * 50, encoding="utf-8")
+    line = refused(tmp_path / "other.txt", *flags[2:], "--out", out)
+    assert "of other inputs (other.txt is not among them): give another --out, or remove" in line
     assert {path: path.stat().st_mtime_ns for path in out.rglob("*")} == before
 
 
