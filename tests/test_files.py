@@ -136,7 +136,7 @@ def test_a_folder_is_claimed_for_one_setup(tmp_path: Path) -> None:
     assert check_claim(record, {"seed": 1}, "", "", only_these=True)
     with pytest.raises(UserError, match=r"^OUT has others \(recipe lr: 0.1 there, 0.2 here\): give another$"):
         claim(record, identity | {"recipe": {"lr": 0.2, "layers": (1, 2)}}, "OUT has others", "give another")
-    with pytest.raises(UserError, match=r"^OUT \(recipe: .* there, None here\): "):
+    with pytest.raises(UserError, match=r"^OUT \(recipe: .* there, nothing here\): "):
         claim(record, {"seed": 1}, "OUT", "give another")
 
 

@@ -208,7 +208,7 @@ def describe_held_out(records: list[dict[str, Any]]) -> str:
         return ""
     (first, before), (last, after) = points[0], points[-1]
     unit = "" if key == "rtd_auc" else " nats"
-    return f"on held-out text, {key} was {before:.2f}{unit} after {first:,} updates and is {after:.2f}{unit} after {last:,}"
+    return f"on held-out text, {key} was {before:.2f}{unit} at update {first:,} and is {after:.2f}{unit} at update {last:,}"
 
 
 def describe(similar: dict[str, float]) -> str:

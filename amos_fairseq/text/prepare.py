@@ -368,7 +368,7 @@ def is_finished_corpus(out: Path, settings: dict[str, Any], inputs: list[dict[st
             "--out, or remove it"
         )
     if sources != [(facts["bytes"], facts["sha256"]) for facts in inputs]:
-        known = {sha256 for _, sha256 in sources}
+        known = [sha256 for _, sha256 in sources]
         new = next((f" ({facts['name']} is not among them)" for facts in inputs if facts["sha256"] not in known), "")
         raise UserError(f"{out} contains a finished corpus of other inputs{new}: give another --out, or remove {out}")
     refuse_link(out / UNFINISHED)

@@ -197,3 +197,18 @@ def test_auto_continues_the_setup_of_another_machine(tmp_path, monkeypatch):
     named = open_glue(start, out, precision="float32")
     with pytest.raises(UserError, match=r"precision: bf16 there, float32 here\): its table is of one checkpoint"):
         claim_output_directory(out, "glue", named.setup(named.recipe.trials))
+
+
+def test_another_checkpoint_is_called_so(tmp_path: Path) -> None:
+    """Not by two hashes."""
+    start, out = write_pretrained_checkpoint(tmp_path / "start"), tmp_path / "out"
+    opened = open_session(start, out)
+    claim_output_directory(out, "glue", opened.setup(opened.recipe.trials))
+    with session.preparing(opened, "glue") as tokenizer:
+        assert tokenizer.sha256
+    other = write_run(tmp_path / "other") / "checkpoint_last.pt"
+    with (
+        pytest.raises(UserError, match=rf"results of another checkpoint than {other}: its table is of one checkpoint"),
+        session.preparing(open_session(other, out), "glue"),
+    ):
+        raise AssertionError

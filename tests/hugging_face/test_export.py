@@ -105,6 +105,11 @@ def test_card_names_labels_and_the_plateau(tmp_path):
         (run / "metrics.jsonl").write_text(json.dumps(record) + "\n")
         card = card_of(run, tmp_path / f"mlm{loss}")
         assert ("The loss of masked tokens on held-out text, 6.50 nats, is not below the entropy" in card) is is_said
+    assert f"| Updates | {UPDATES} |" in card
+    state = torch.load(run / "checkpoint_last.pt", weights_only=True)
+    state["cfg"]["optimization"] = {"max_update": UPDATES + 5}
+    torch.save(state, run / "checkpoint_last.pt")
+    assert f"| Updates | {UPDATES} of {UPDATES + 5} that were planned |" in card_of(run, tmp_path / "unfinished")
 
 
 def test_text_of_a_stranger_is_escaped_in_the_card(tmp_path):

@@ -225,9 +225,9 @@ def test_ranks_with_different_clocks_have_equal_rates() -> None:
 @pytest.mark.parametrize(
     ("changes", "line"),
     [
-        (["optimization.stop_time_hours=1"], "ends the run: leave out stop_time_hours"),
-        (["optimization.max_update=5"], "ends the run: leave out max_update"),
-        (["optimization.max_epoch=5"], "ends the run: leave out max_epoch"),
+        (["optimization.stop_time_hours=1"], "ends the run: set it to 0, or leave out stop_time_hours"),
+        (["optimization.max_update=5"], "ends the run: set it to 0, or leave out max_update"),
+        (["optimization.max_epoch=5"], "ends the run: set it to 0, or leave out max_epoch"),
         (["lr_scheduler.total_num_update=10"], "here 10 / 10: give --total-num-update above --warmup-updates"),
         (["optimization.lr=[0.1,0.2]"], "warmup_stable_decay has one peak, give one rate"),
         (["lr_scheduler.minutes=0", "lr_scheduler.total_num_update=0"], "is 0: give optimization.max_update"),

@@ -163,7 +163,7 @@ def test_protected_tokens_are_kept_in_the_corpus(tmp_path, capsys, refused):
     flags = [write_text(tmp_path / "text.txt", marked), "--out", tmp_path / "out", "--vocab-size", "150"]
     main([*flags, "--protect", "[E1]", "--workers", "1"])
     assert "never masked, sampled or predicted: [E1]\n" in capsys.readouterr().err
-    assert "protected: ['[E1]'] there, None here" in refused(*flags)
+    assert "protected: ['[E1]'] there, nothing here" in refused(*flags)
     task = make_task(tmp_path / "out")
     marker = task.dictionary.index("[E1]")
     assert task.special_ids == [0, 1, 2, 3, marker, marker + 1]

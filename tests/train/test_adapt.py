@@ -280,6 +280,9 @@ def test_all_steps_and_the_same_command_again(models: Path, tmp_path: Path) -> N
     expected = f"2 updates, which read the text {2 * 4 * (length - 1) / num_tokens:.2g} times; "
     assert f"adapt: {expected}peak of the learning rate 5e-05, of the new head 0.0005" in done.stderr
     assert "recipe" not in done.stderr.partition(expected)[0]
+    assert re.search(
+        r"adapt: on held-out text, rtd_auc was 0\.\d\d at update 1 and is 0\.\d\d at update 2\n", done.stderr
+    )
     records = [json.loads(line) for line in (out / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [record["update"] for record in records if record["split"] == "train"] == [
         1,

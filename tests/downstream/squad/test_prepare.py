@@ -127,7 +127,7 @@ def test_refusals(data, tmp_path, capsys):
     cases += [([source, tmp_path / "absent.json", tokenizer, out], "absent.json: no such file")]
     cases += [([source, source, tmp_path / "absent", out], "is not a directory")]
     cases += [([source, source, tokenizer, out, "--max-train-questions", 0], "--max-train-questions 0")]
-    cases += [([source, source, tokenizer, data, "--max-train-questions", 3], "None there, 3 here")]
+    cases += [([source, source, tokenizer, data, "--max-train-questions", 3], "nothing there, 3 here")]
     with (tmp_path / "huge.json").open("wb") as file:
         file.truncate(1 << 40)  # which takes no space
     cases += [([source, tmp_path / "huge.json", tokenizer, out], "huge.json holds more than 256 MiB")]

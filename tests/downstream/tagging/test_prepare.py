@@ -208,7 +208,7 @@ def test_refusals(data, tmp_path, capsys):
         if content is not None:
             (tmp_path / folder / "tagging.json").write_text(json.dumps(content))
     for train, dev, target, flags, message in (
-        (source, source, data, ["--column", "pos"], "(settings column: None there, pos here)"),
+        (source, source, data, ["--column", "pos"], "(settings column: nothing there, pos here)"),
         (source, source, out, ["--column", "x"], "no column x: give --column with one of pos, ner"),
         (source, source, tmp_path / "a:b", [], "fairseq separates folders at ':'"),
         (tmp_path / "absent", source, out, [], "no such file"),
