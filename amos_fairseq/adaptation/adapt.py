@@ -135,7 +135,14 @@ def run_steps(given: Adaptation, out: Path, prepare: Callable[[Path, Path], None
     divide_batch(recipe)
     manifest = out / DATA / CORPUS_FILE
     if not manifest.is_file() or all(Path(text).exists() for text in given.texts):  # once encoded, they may be removed
-        prepare(out / "data", checkpoint.parent / TOKENIZER_DIRECTORY)
+        try:
+            prepare(out / "data", checkpoint.parent / TOKENIZER_DIRECTORY)
+        except UserError as error:
+            if not manifest.is_file():
+                raise
+            raise UserError(
+                f"TEXT is not what {out / DATA} was made of; it has changed: restore it, or {OTHER_OUT}"
+            ) from error
     claim(out / "data.json", {"sha256": file_sha256(manifest)}, f"{out / 'data'} is another text now", OTHER_OUT)
     cfg = compose(recipe)
     if cfg.task.tokens_per_sample < given.length:
@@ -302,6 +309,10 @@ def read_start(source: str, folder: Path, objective: str, tokenizer: str = "") -
     is_folder = (read_sentence_files(path)[0] / CONFIG_FILE).is_file()
     if tokenizer and not is_folder:
         raise UserError(f"--tokenizer is for a folder of Hugging Face; {source} has its own: leave it out")
+    if path.is_dir() and not is_folder and not any(path.glob("*.pt")):
+        raise UserError(
+            f"{source} has no {CONFIG_FILE} of Hugging Face and no checkpoint: give the folder that has one"
+        )
     file = import_model(path, folder, objective, tokenizer) if is_folder else checkpoint_file(path)
     state = read_state(file)
     if is_fine_tuned(state["model"]):

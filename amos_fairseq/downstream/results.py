@@ -263,10 +263,14 @@ def error_in_words(score: str, value: float, num_scored: int, unit: str) -> str:
 
 @dataclass(frozen=True)
 class Baselines:
-    """Scores without fine-tuning on a dev set of ``num_scored`` rows or words, by the name of their row and the score."""
+    """Scores without fine-tuning on a dev set of ``num_scored`` rows or words, by the name of their row and the score.
+
+    ``data_sha256``: of the data that they were fitted to and scored on.
+    """
 
     num_scored: int
     scores: dict[str, dict[str, float]]
+    data_sha256: str = ""
 
     def cells(self, row: str, shown: Sequence[str]) -> list[str]:
         scores = self.scores[row]
@@ -292,7 +296,8 @@ def parse_baselines(content: dict[str, Any]) -> dict[str, Baselines]:
     for task, saved in strangers.field({"baselines": {}} | content, "baselines", dict).items():
         rows = strangers.field(saved, "scores", dict)
         scores = {plain_name(row): finite_scores(rows, row) for row in rows}
-        baselines[plain_name(task)] = Baselines(whole_number(saved.get("num_scored"), low=1), scores)
+        data_sha256 = plain_name(saved.get("data_sha256") or "unknown")
+        baselines[plain_name(task)] = Baselines(whole_number(saved.get("num_scored"), low=1), scores, data_sha256)
     return baselines
 
 

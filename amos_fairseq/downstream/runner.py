@@ -47,6 +47,7 @@ from amos_fairseq.downstream.results import (
     Baselines,
     RunResult,
     best_run,
+    content_sha256,
     package_versions,
     read_baselines,
     read_results,
@@ -377,11 +378,15 @@ def run_benchmark(benchmark: Benchmark) -> Outcome:
 
 
 def find_baselines(benchmark: Benchmark, stop: threading.Event) -> dict[str, Baselines]:
-    """Return the baselines of each task: those of earlier calls, and of this one."""
+    """Return the baselines of each task: those of earlier calls, unless the data are others now, and of this one."""
     baselines, constants = read_baselines(benchmark.session.out / f"{benchmark.name}.json"), benchmark.constants()
     for task, constant in constants.items():
+        # The tasks of one model for all are no tasks of the benchmark.
+        trained = [benchmark.tasks[task]] if task in benchmark.tasks else benchmark.tasks.values()
+        data = content_sha256([[each.data_sha256, each.num_examples] for each in trained])
         earlier = baselines.get(task, NO_BASELINES)
-        baselines[task] = replace(constant, scores=earlier.scores | constant.scores)
+        kept = earlier.scores if earlier.data_sha256 == data else {}
+        baselines[task] = replace(constant, scores=kept | constant.scores, data_sha256=data)
     if "linear" in benchmark.session.baselines and any(LINEAR not in baselines[task].scores for task in constants):
         for task, scores in benchmark.linear_scores(stop).items():
             baselines[task].scores[LINEAR] = scores

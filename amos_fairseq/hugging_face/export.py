@@ -218,7 +218,7 @@ def write_card(
         error_in_words=error_in_words,
         of_run=of_run,
         settings=settings,
-        started_from=source,
+        started_from=settings.base_model or source,
         source=settings.base_model or source,
         agreement=agreement,
         versions=", ".join(f"{library} {version_of(library)}" for library in _LIBRARIES),

@@ -369,7 +369,9 @@ def is_finished_corpus(out: Path, settings: dict[str, Any], inputs: list[dict[st
         )
     if sources != [(facts["bytes"], facts["sha256"]) for facts in inputs]:
         known = [sha256 for _, sha256 in sources]
-        new = next((f" ({facts['name']} is not among them)" for facts in inputs if facts["sha256"] not in known), "")
+        new = next(
+            (f" ({facts['name']} is new, or has changed)" for facts in inputs if facts["sha256"] not in known), ""
+        )
         raise UserError(f"{out} contains a finished corpus of other inputs{new}: give another --out, or remove {out}")
     refuse_link(out / UNFINISHED)
     shutil.rmtree(out / UNFINISHED, ignore_errors=True)  # left by a run that was killed in its last step

@@ -164,9 +164,9 @@ def test_a_hostile_summary_is_one_line(tmp_path):
         with pytest.raises(UserError, match=r"glue\.json holds no results of fine-tuning \(.+\): repeat it"):
             read_summary(file, "repeat it")
     assert read_baselines(file) == {}  # of an earlier version
-    good = {"num_scored": 9, "scores": {"mean": {"accuracy": 50.0}}}
+    good = {"num_scored": 9, "scores": {"mean": {"accuracy": 50.0}}, "data_sha256": "d"}
     write_record(file, whole | {"baselines": {"RTE": good}})
-    assert read_baselines(file) == {"RTE": Baselines(9, {"mean": {"accuracy": 50.0}})}
+    assert read_baselines(file) == {"RTE": Baselines(9, {"mean": {"accuracy": 50.0}}, "d")}
     rows = ([], {"mean": []}, {"mean": {"accuracy": 101.0}}, {"mean": {"a\x1b": 1.0}}, {"a\nb": {"accuracy": 1.0}})
     for baselines in (
         [],

@@ -35,7 +35,7 @@ from amos_fairseq.downstream.results import (
     spread_of,
     standard_error,
 )
-from amos_fairseq.downstream.runner import RunFailed, Runner, run_benchmark
+from amos_fairseq.downstream.runner import RunFailed, Runner, find_baselines, run_benchmark
 from amos_fairseq.downstream.session import PretrainedCheckpoint, Session
 from amos_fairseq.errors import UserError
 
@@ -262,8 +262,17 @@ def test_a_benchmark_of_the_interface_alone_gets_its_table(tmp_path, trainings):
         benchmark.linear_scores = lambda stop, score=fitted: {"Toy": {"score": score}}
         outcome = run_benchmark(benchmark)
         assert outcome.table.rows == [*rows, ["Toy: linear model on frozen states", "2.0", "-"]]
-    benchmark.constants = dict
+    benchmark.constants, constants = dict, benchmark.constants
     assert len(run_benchmark(benchmark).table.rows) == 3
+    # Of other data it is fitted again, or left out.
+    benchmark.constants = constants
+    for changed, asked, scores in (
+        ({"data_sha256": "e" * 64}, ("linear",), {"constant": {"score": 1.0}, LINEAR: {"score": 3.0}}),
+        ({"num_examples": 32}, (), {"constant": {"score": 1.0}}),
+    ):
+        benchmark.session = dataclasses.replace(benchmark.session, baselines=asked)
+        benchmark.tasks = {"Toy": dataclasses.replace(plan(tmp_path)[0].task, **changed)}
+        assert find_baselines(benchmark, threading.Event())["Toy"].scores == scores
 
 
 @pytest.mark.parametrize(

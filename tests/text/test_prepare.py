@@ -130,7 +130,7 @@ def test_finished_corpus_is_unchanged(corpus, inputs, capsys, refused, tmp_path)
     assert "of other inputs: give another" in refused(inputs[0], *flags[2:], "--out", out)
     (tmp_path / "other.txt").write_text("Another text.\n\n" * 50, encoding="utf-8")
     line = refused(tmp_path / "other.txt", *flags[2:], "--out", out)
-    assert "of other inputs (other.txt is not among them): give another --out, or remove" in line
+    assert "of other inputs (other.txt is new, or has changed): give another --out, or remove" in line
     assert {path: path.stat().st_mtime_ns for path in out.rglob("*")} == before
 
 

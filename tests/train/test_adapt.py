@@ -108,6 +108,7 @@ def test_recipes(model, flags, base, rates, generator, models, trained, tmp_path
         ("bert", "--set common.seed=many", "common.seed: Value 'many' of type 'str' could not be"),
         ("bert", "--set optimization.lr=[-1]", "optimization.lr (--lr) -1.0 must be above 0"),
         ("absent", "", "absent"),
+        ("", "", "has no config.json of Hugging Face and no checkpoint: give the folder that has one"),
         ("tagger", "", "checkpoint_last.pt is fine-tuned on labels: give the pretrained model"),
     ],
 )
@@ -168,6 +169,12 @@ def test_a_text_that_is_encoded_may_be_removed(models, trained, tmp_path, capsys
     text = shutil.copy(models / "text.txt", tmp_path / "text.txt")
     arguments = ["adapt", models / "bert", text, "--out", tmp_path / "out"]
     assert main([str(word) for word in arguments]) == 0
+    before = text.read_text(encoding="utf-8")
+    text.write_text(f"{before}\n\nmore", encoding="utf-8")
+    line = error_line(capsys, main, *arguments, reports_progress=True)
+    assert (
+        f"TEXT is not what {tmp_path / 'out' / 'data'} was made of; it has changed: restore it, or give another" in line
+    )
     text.unlink()
     assert main([str(word) for word in arguments]) == 0
     assert trained == ["adapt.yaml"] * 2
