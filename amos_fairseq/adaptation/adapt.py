@@ -140,9 +140,8 @@ def run_steps(given: Adaptation, out: Path, prepare: Callable[[Path, Path], None
         except UserError as error:
             if not manifest.is_file():
                 raise
-            raise UserError(
-                f"TEXT is not what {out / DATA} was made of; it has changed: restore it, or {OTHER_OUT}"
-            ) from error
+            # amos prepare advises to remove the corpus, after which another text would be refused as well.
+            raise UserError(f"{str(error).partition(': ')[0]}: restore it, or {OTHER_OUT}") from error
     claim(out / "data.json", {"sha256": file_sha256(manifest)}, f"{out / 'data'} is another text now", OTHER_OUT)
     cfg = compose(recipe)
     if cfg.task.tokens_per_sample < given.length:

@@ -208,6 +208,7 @@ def write_card(
         labels=[] if all(re.fullmatch(r"LABEL_\d+", label) for label in part.labels) else part.labels,
         has_code=custom_code.is_in(folder),
         loaded=loaded,
+        planned_updates=planned_updates(loaded),
         task=str(loaded.task.get("_name", PRETRAINING[0])),
         num_tokens=num_tokens,  # to three digits, where it was logged
         validation=validation,
@@ -224,6 +225,11 @@ def write_card(
         versions=", ".join(f"{library} {version_of(library)}" for library in _LIBRARIES),
     )
     card.save(folder / "README.md")
+
+
+def planned_updates(loaded: LoadedCheckpoint) -> int:
+    """Return the planned updates of the run; 0 of a finished fine-tuning, whose best epoch may be an earlier one."""
+    return 0 if read_result(loaded.file.parent) else loaded.planned_updates
 
 
 def dev_rows(run: Path) -> int | None:
@@ -318,8 +324,8 @@ def export(
         say(
             f"the weights come from {source}: if it is on the Hub, --base-model ID links the model card to it", "export"
         )
-    if 0 < loaded.num_updates < loaded.planned_updates:
-        say(f"{loaded.file} has {loaded.num_updates:,} of {loaded.planned_updates:,} planned updates", "export")
+    if 0 < loaded.num_updates < planned_updates(loaded):
+        say(f"{loaded.file} has {loaded.num_updates:,} of {planned_updates(loaded):,} planned updates", "export")
     return written
 
 

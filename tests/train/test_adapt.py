@@ -172,9 +172,7 @@ def test_a_text_that_is_encoded_may_be_removed(models, trained, tmp_path, capsys
     before = text.read_text(encoding="utf-8")
     text.write_text(f"{before}\n\nmore", encoding="utf-8")
     line = error_line(capsys, main, *arguments, reports_progress=True)
-    assert (
-        f"TEXT is not what {tmp_path / 'out' / 'data'} was made of; it has changed: restore it, or give another" in line
-    )
+    assert "of other inputs (text.txt is new, or has changed): restore it, or give another --out" in line
     text.unlink()
     assert main([str(word) for word in arguments]) == 0
     assert trained == ["adapt.yaml"] * 2
