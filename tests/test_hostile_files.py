@@ -19,6 +19,7 @@ from amos_fairseq.downstream.squad.question_files import read_null_odds, read_pr
 from amos_fairseq.errors import UserError
 from amos_fairseq.hugging_face.parts import label_settings
 from amos_fairseq.hugging_face.weights import Head
+from amos_fairseq.probing.results import read_probe_results, results_table
 from amos_fairseq.report.results import benchmark_table
 from amos_fairseq.strangers import read_json, read_json_lines
 from amos_fairseq.text import prepare as prepare_text
@@ -113,7 +114,13 @@ RESULT = {
 RESULT |= {"checkpoint": "checkpoint_best.pt", "epoch": 1.5, "seconds": 2.5, "identity": {"seed": 1}, "notes": ["note"]}
 RESULT |= {"checkpoint_sha256": ["x"], "files": {"task.json": "x"}, "versions": {"torch": "2"}}
 SUMMARY = {"benchmark": "glue", "setup": {"from_scratch": False, "arch": "amos"}, "notes": ["note"], "runs": [RESULT]}
+BASELINES = {"num_scored": 9, "scores": {"mean": {"f1": 5.0}}, "data_sha256": "x"}
+SUMMARY |= {"baselines": {"RTE": BASELINES}}
 SUMMARY |= {"tasks": {"RTE": {"settings": ""}}, "checkpoint": {"file": "x", "num_updates": 1}}
+
+PROBE = {"task": "pos", "part": "generator", "layer": 1, "baseline": None, "seed": 1}
+PROBE |= {"metric": "micro_f1", "score": 1, "targets": 9}
+PROBES = {"settings": {"scored_on": {}}, "checkpoint": {"num_updates": 3}, "results": [PROBE]}
 
 READERS: dict[str, tuple[str, Any, Callable[[Path], Any]]] = {
     "SQuAD": ("dev.json", SQUAD, read_squad),
@@ -137,6 +144,11 @@ READERS: dict[str, tuple[str, Any, Callable[[Path], Any]]] = {
     "labels of task.json": ("task.json", LABELS, labels),
     "labels.txt": ("labels.txt", None, lambda path: labels(path, Head.TOKEN_CLASSIFICATION)),
     "result.json": ("result.json", RESULT, of_record(lambda path: read_result(path.parent))),
+    "results.json": (
+        "results.json",
+        PROBES,
+        of_record(lambda path: results_table(read_probe_results(path.parent).results, "", [])),
+    ),
     "glue.json": ("glue.json", SUMMARY, of_record(lambda path: benchmark_table([read_summary(path, "repeat it")]))),
 }
 

@@ -50,9 +50,9 @@ class ProbeResult:
     def __post_init__(self) -> None:
         for each in fields(self):
             if not isinstance(value := getattr(self, each.name), each.type):
-                raise TypeError(f"{each.name} {value!r}")
+                raise TypeError(f"{each.name} {value!r:.60}")
         if self.metric not in METRIC_NAMES or self.baseline not in (None, *BASELINE_NAMES):
-            raise ValueError(f"metric {self.metric!r}, baseline {self.baseline!r}")
+            raise ValueError(f"metric {self.metric!r:.60}, baseline {self.baseline!r:.60}")
         finite_number(self.score, 0, 1)
         for name in (self.task, self.part, str(self.layer)):
             plain_name(name, 200)

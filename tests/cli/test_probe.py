@@ -11,10 +11,8 @@ from failures import error_line
 from saved_models import write_run
 
 from amos_fairseq.cli.main import main
-from amos_fairseq.downstream.results import write_record
-from amos_fairseq.errors import UserError
 from amos_fairseq.probing import experiment
-from amos_fairseq.probing.results import ProbeResult, read_probe_results
+from amos_fairseq.probing.results import read_probe_results
 
 FLAGS = ["--updates", "4", "--batch-size", "16"]
 WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "lazy", "dog", "a", "end"]
@@ -143,24 +141,3 @@ def test_scores_on_the_validation_split_are_named(run: Path, data: Path, tmp_pat
     line = error_line(capsys, main, *arguments, reports_progress=True)
     assert "relations: none of the 1 targets in test is within the tokens" in line
     assert not (tmp_path / "new").exists()
-
-
-def test_files_that_are_not_results_are_refused(tmp_path: Path):
-    result = {"task": "pos", "part": "generator", "layer": 1, "baseline": None, "seed": 1}
-    result |= {"metric": "micro_f1", "score": 1, "targets": 9}
-    whole = {"settings": {}, "checkpoint": {"num_updates": 3}, "results": [result]}
-    file = tmp_path / "results.json"
-    write_record(file, whole)
-    assert read_probe_results(tmp_path).results == [ProbeResult(**result)]
-    wrong = {"task": 1, "layer": None, "baseline": "x", "seed": "1", "metric": "x", "targets": 1.5, "score": 1.5}
-    changes = [{"results": [result | {name: value}]} for name, value in wrong.items()]
-    changes += [{"settings": {"scored_on": ["pos"]}}, {"checkpoint": {}}, {"results": ["a"]}]
-    for change in changes:
-        write_record(file, whole | change)
-        with pytest.raises(UserError, match=r"results\.json is damaged"):
-            read_probe_results(tmp_path)
-    write_record(file, whole)
-    for text in (json.dumps(whole), file.read_text().replace('"pos"', '"ner"')):
-        file.write_text(text)
-        with pytest.raises(UserError, match=r"results\.json was changed.*: repeat amos probe with another --out"):
-            read_probe_results(tmp_path)

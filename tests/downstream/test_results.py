@@ -1,7 +1,6 @@
 """Records of results: whatever is changed in them, or in the files that they are of, is one line."""
 
 import json
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -74,22 +73,17 @@ def test_scores_that_are_not_finite_are_not_written(tmp_path, scores):
 
 
 # A changed byte is a wrong fingerprint. Here the fingerprint is right: somebody has written another result.
-HOSTILE = {
-    "task": [3, None, "", "a\nb", "a\x1b[2J", "x" * 20_000, ["Toy"]],
-    "trial": [None, 0, [], {}],
-    "seed": [1.5, True, -1, "1", 10**30],
-    "directory": ["/etc", "../Toy/seed1", "runs/../seed1", "runs/./a", "runs//a", "runs", "", 7, "a/b"],
-    "main_score": ["f1", "", None, []],
-    "scores": [[], {}, {"accuracy": 955.0}, {"accuracy": "80"}, {"accuracy": True}, {"accuracy": None}, 3],
-    "checkpoint": ["../checkpoint_best.pt", "/checkpoint_best.pt", "last", None, {}],
-    "epoch": [-1, "3", None, [1]],
-    "seconds": ["60", None, {}],
-    "identity": [[], None, "x"],
-    "checkpoint_sha256": ["0" * 64, None, [1], {}],
-    "files": [[], None, {"task.json": 1}, {"task.json": None}],
-    "versions": [[], None, {"torch": 2}],
-    "notes": ["a note", None, [3], [None], ["x" * 20_000], ["a\x1b[2J"], {"a": "b"}],
-}
+# What is no result at all is in tests/test_hostile_files.py.
+FORGED = [
+    *({"directory": path} for path in ("/etc", "../Toy/seed1", "runs/../seed1", "runs/./a", "runs//a", "runs", "a/b")),
+    *({"checkpoint": name} for name in ("../checkpoint_best.pt", "/checkpoint_best.pt", "last")),
+    *({"task": name} for name in ("", "a\nb", "a\x1b[2J", "x" * 20_000)),
+    *({"scores": scores} for scores in ({}, {"accuracy": 955.0}, {"accuracy": "80"})),
+    {"seed": -1},
+    {"main_score": "f1"},
+    {"notes": ["a\x1b[2J"]},
+    {"more": 1},
+]
 
 
 def test_a_hostile_result_is_one_line(tmp_path):
@@ -100,25 +94,15 @@ def test_a_hostile_result_is_one_line(tmp_path):
     whole.pop("sha256")
     for content, message in (
         (text.replace("61.0", "95.0"), "was changed, or is of another version"),
-        (text.replace('"seed": 1', '"seed": 2'), "was changed"),
         ("{", "is not JSON"),
-        ("[]", r"contains \[\]"),
-        ("3", "contains 3"),
-        ("[" * 9999, "is nested"),
-        ("{}", "was changed"),
-        (text.replace("61.0", "NaN"), "has NaN, which is not a finite number"),
-        (text.replace("61.0", "1e400"), "has 1e400, which is not a finite number"),
-        (text.replace("61.0", "9" * 400), "a number of 400 digits"),
     ):
         file.write_text(content)
         with pytest.raises(
             UserError, match=rf"result\.json.*{message}.*: move {directory} away and repeat the command"
         ):
             read_results(tmp_path)
-    changes = [whole | {name: value} for name, values in HOSTILE.items() for value in values]
-    changes += [{other: whole[other] for other in whole if other != name} for name in whole]
-    for content in [*changes, whole | {"more": 1}]:
-        write_record(file, content)
+    for change in FORGED:
+        write_record(file, whole | change)
         with pytest.raises(UserError, match=r"is not the result of a run \(.+\): move") as refused:
             read_results(tmp_path)
         assert len(str(refused.value)) < 1000
@@ -126,7 +110,6 @@ def test_a_hostile_result_is_one_line(tmp_path):
         write_record(file, whole | changed)
         with pytest.raises(UserError, match="is the result of"):
             read_results(tmp_path)
-    assert whole.keys() == HOSTILE.keys() == asdict(RunResult(**whole)).keys(), "each field is attacked"
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -167,15 +150,12 @@ def test_a_hostile_summary_is_one_line(tmp_path):
     good = {"num_scored": 9, "scores": {"mean": {"accuracy": 50.0}}, "data_sha256": "d"}
     write_record(file, whole | {"baselines": {"RTE": good}})
     assert read_baselines(file) == {"RTE": Baselines(9, {"mean": {"accuracy": 50.0}}, "d")}
-    rows = ([], {"mean": []}, {"mean": {"accuracy": 101.0}}, {"mean": {"a\x1b": 1.0}}, {"a\nb": {"accuracy": 1.0}})
-    for baselines in (
-        [],
-        {"RTE": []},
-        {"a\nb": good},
-        *({"RTE": good | {"num_scored": number}} for number in (0, 1.5, None)),
-        *({"RTE": good | {"scores": scores}} for scores in rows),
+    for change in (
+        {"num_scored": 0},
+        {"scores": {"mean": {"accuracy": 101.0}}},
+        {"scores": {"a\nb": {"accuracy": 1.0}}},
     ):
-        write_record(file, whole | {"baselines": baselines})
+        write_record(file, whole | {"baselines": {"RTE": good | change}})
         with pytest.raises(UserError, match=r"glue\.json holds no results of fine-tuning \(.+\): delete it"):
             read_baselines(file)
     file.write_text(text.replace("50.0", "95.0"))

@@ -104,12 +104,8 @@ def test_all_means_the_tasks_that_are_prepared(tmp_path, capsys):
     assert len(tasks_to_run("ALL", tmp_path / "absent", is_raw=False)) == 8
 
 
-def test_a_damaged_task_file_is_refused(data, tmp_path):
+def test_the_folder_of_another_task_is_refused(data, tmp_path):
     shutil.copytree(data / "RTE", tmp_path / "RTE")
     change_task(tmp_path, "RTE", task="WNLI")
     with pytest.raises(UserError, match="holds WNLI, not RTE"):
         read_glue_data(tmp_path, "RTE")
-    for content in ("{}", '{"task": "RTE"}', '{"task": "RTE", "kind": "k", "labels": [], "splits": 3}'):
-        (tmp_path / "RTE" / "task.json").write_text(content)
-        with pytest.raises(UserError, match=r"task\.json was not written by amos prepare"):
-            read_glue_data(tmp_path, "RTE")
