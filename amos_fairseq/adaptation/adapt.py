@@ -58,7 +58,7 @@ from amos_fairseq.hugging_face.config import CONFIG_FILE
 from amos_fairseq.hugging_face.import_folder import default_arch, import_folder, read_folder
 from amos_fairseq.hugging_face.imported import report_lines, write
 from amos_fairseq.hugging_face.sentence_files import pooling_of, read_sentence_files
-from amos_fairseq.models.configuration import OF_FINE_TUNING, EncoderConfig
+from amos_fairseq.models.configuration import OF_PROCESS, EncoderConfig
 from amos_fairseq.models.fine_tuning import is_fine_tuned
 from amos_fairseq.models.pretraining import PretrainingBatch
 from amos_fairseq.output.terminal import say
@@ -72,18 +72,8 @@ from amos_fairseq.tasks.text_pretraining import TextPretrainingTask
 from amos_fairseq.text.input_files import TableFile
 
 LAST = "checkpoint_last.pt"
-# Settings of the encoder that are not those of its weights: of the process, of fine-tuning, of new weights.
-_OTHERS = {
-    "_name",
-    "activation_checkpointing",
-    "compile",
-    "deterministic",
-    "kernels",
-    "encoder_lr_scale",
-    *OF_FINE_TUNING,
-}
-_OTHERS |= {"init_std", "linear_init_std"}
-OF_ENCODER = [field.name for field in dataclasses.fields(EncoderConfig) if field.name not in _OTHERS]
+OF_NEW_WEIGHTS = {"init_std", "linear_init_std"}
+OF_ENCODER = [f.name for f in dataclasses.fields(EncoderConfig) if f.name not in OF_PROCESS | OF_NEW_WEIGHTS]
 # Peak rate of trained weights and of new heads (docs/adapting.md), and the share of the updates in which it rises.
 RATE, RATE_OF_NEW, WARMUP = 5e-5, 5e-4, 0.1
 CLIP_NORM = 2.0

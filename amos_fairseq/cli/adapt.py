@@ -7,7 +7,7 @@ from typing import Any
 
 from amos_fairseq.adaptation.command import NEW, OBJECTIVES, SELF, Adaptation, check_settings, has_begun
 from amos_fairseq.cli import prepare
-from amos_fairseq.cli.arguments import add_subcommand, import_fairseq
+from amos_fairseq.cli.arguments import add_overrides, add_subcommand, import_fairseq
 from amos_fairseq.errors import UserError
 
 DESCRIPTION = """\
@@ -48,13 +48,7 @@ def add_parser(subparsers: Any) -> None:
     text += "sentence vectors rank them"
     add("--check-similarity", metavar="FILE", type=Path, help=text)
     add("--cpu", action="store_true", help="do not use GPUs, as --set common.cpu=true")
-    several = {"nargs": "+", "action": "extend", "metavar": "KEY=VALUE", "default": []}
-    add(
-        "--set",
-        dest="settings",
-        **several,
-        help="settings of the training, such as optimization.lr=[1e-4] (default: none)",
-    )
+    add_overrides(parser, "optimization.lr=[1e-4]")
     parser.set_defaults(prepare=subparsers.choices["prepare"])
 
 
@@ -64,7 +58,7 @@ def run(arguments: argparse.Namespace) -> None:
             raise UserError(f"--{name.replace('_', '-')} {getattr(arguments, name)} is too small")
     if not 0 <= arguments.minutes < math.inf:
         raise UserError(f"--minutes {arguments.minutes:g} must be 0, for --updates, or more")
-    settings = [*arguments.settings, *("common.cpu=true",) * arguments.cpu]
+    settings = [*arguments.overrides, *("common.cpu=true",) * arguments.cpu]
     check_settings(settings, arguments.objective or "")
     generators = [each if each in (NEW, SELF) else str(Path(each).absolute()) for each in arguments.generator]
     given = Adaptation(

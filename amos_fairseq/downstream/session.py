@@ -25,7 +25,7 @@ from amos_fairseq.downstream.recipes import (
 from amos_fairseq.downstream.results import content_sha256
 from amos_fairseq.errors import UserError, explain_os_errors
 from amos_fairseq.files import TOKENIZER_DIRECTORY, check_claim, claim, file_sha256
-from amos_fairseq.models.configuration import OF_FINE_TUNING, EncoderConfig, check_new_top_layers, parse_layers
+from amos_fairseq.models.configuration import OF_PROCESS, EncoderConfig, check_new_top_layers, parse_layers
 from amos_fairseq.models.electric import NO_ENCODER
 from amos_fairseq.output.terminal import ending_in_one_line, say
 from amos_fairseq.recipes import PRECISIONS
@@ -41,10 +41,8 @@ OF_ENCODER = {"modernbert": {"attention_dropout": 0.0}}
 OF_HEAD = {"lr": 1e-3, "layer_wise_lr_decay": 1.0}
 # Settings of single objectives that decide which encoder of a checkpoint is fine-tuned.
 BRANCH_FIELDS = {"representation", "task_heads", "mws_loss_weight", "rtd_loss_weight"}
-# Settings that the recipe provides, and those of the pretraining process.
-OTHER_FIELDS = {"_name", "dropout", "attention_dropout", "pooler_dropout", *OF_FINE_TUNING}
-OTHER_FIELDS |= {"activation_checkpointing", "compile", "encoder_lr_scale", "deterministic", "kernels"}
-MODEL_FIELDS = ({field.name for field in dataclasses.fields(EncoderConfig)} | BRANCH_FIELDS) - OTHER_FIELDS
+OF_RECIPE = {"dropout", "attention_dropout", "pooler_dropout"}
+MODEL_FIELDS = ({field.name for field in dataclasses.fields(EncoderConfig)} | BRANCH_FIELDS) - OF_PROCESS - OF_RECIPE
 
 ANOTHER_OUT = "give another --out"
 ONE_TABLE = f"its table is of one checkpoint with one set of settings: {ANOTHER_OUT}"

@@ -189,6 +189,9 @@ DROPOUTS = ("dropout", "attention_dropout", "activation_dropout")
 # Settings of the encoder that only fine-tuning has, with the value that leaves the pretrained model as it is. They have no
 # place in recipes of pretraining.
 OF_FINE_TUNING = {"layers": "last", "new_top_layers": 0, "pooling": "first", "freeze_encoder": False}
+# Settings of an encoder that are not those of its weights, but of the process that trains or computes.
+OF_PROCESS = {*OF_FINE_TUNING, "_name", "activation_checkpointing", "compile"}
+OF_PROCESS |= {"deterministic", "encoder_lr_scale", "kernels"}
 LAST_LAYER, MIXED_LAYERS = "last", "mix"
 
 
