@@ -280,16 +280,6 @@ class Baselines:
 NO_BASELINES = Baselines(0, {})
 
 
-def read_baselines(file: Path) -> dict[str, Baselines]:
-    """Return, by task, what an earlier call has written to ``OUT/NAME.json``; nothing without this file."""
-    advice = "delete it, and the same command writes it again"
-    content = read_record(file, advice, optional=True) or {}
-    try:
-        return parse_baselines(content)
-    except ValueError as error:
-        raise UserError(f"{file} holds no results of fine-tuning ({error}): {advice}") from error
-
-
 def parse_baselines(content: dict[str, Any]) -> dict[str, Baselines]:
     """Return the baselines by task; raise ``ValueError`` for other values than these can have."""
     baselines = {}

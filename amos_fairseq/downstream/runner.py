@@ -49,8 +49,8 @@ from amos_fairseq.downstream.results import (
     best_run,
     content_sha256,
     package_versions,
-    read_baselines,
     read_results,
+    read_summary,
     write_result,
 )
 from amos_fairseq.downstream.session import claim_output_directory
@@ -379,7 +379,9 @@ def run_benchmark(benchmark: Benchmark) -> Outcome:
 
 def find_baselines(benchmark: Benchmark, stop: threading.Event) -> dict[str, Baselines]:
     """Return the baselines of each task: those of earlier calls, unless the data are others now, and of this one."""
-    baselines, constants = read_baselines(benchmark.session.out / f"{benchmark.name}.json"), benchmark.constants()
+    file, advice = benchmark.session.out / f"{benchmark.name}.json", "delete it, and the same command writes it again"
+    summary, constants = read_summary(file, advice, optional=True), benchmark.constants()
+    baselines = {} if summary is None else summary.baselines
     for task, constant in constants.items():
         # The tasks of one model for all are no tasks of the benchmark.
         trained = [benchmark.tasks[task]] if task in benchmark.tasks else benchmark.tasks.values()
