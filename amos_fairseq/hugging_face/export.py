@@ -31,7 +31,7 @@ from amos_fairseq.hugging_face import custom_code
 from amos_fairseq.hugging_face.config import CONFIG_FILE, hugging_face_config
 from amos_fairseq.hugging_face.import_folder import WEIGHTS_FILE
 from amos_fairseq.hugging_face.parts import Choice, Part, choose_part, heads_of_tasks, is_constant
-from amos_fairseq.hugging_face.sentence_files import write_sentence_classifier, write_sentence_files
+from amos_fairseq.hugging_face.sentence_files import longest_of, write_sentence_classifier, write_sentence_files
 from amos_fairseq.hugging_face.verify import verify_folder
 from amos_fairseq.hugging_face.weights import CUSTOM, Head, in_their_rows, to_hugging_face
 from amos_fairseq.modules.bert_encoder import BertEncoderConfig
@@ -205,6 +205,7 @@ def write_card(
         part=part,
         positions=_POSITIONS[part.shape.position_scheme] if isinstance(part.shape, BertEncoderConfig) else "rotary",
         num_parameters=num_parameters,
+        sentence_length=longest_of(part.sentence_files),
         labels=[] if all(re.fullmatch(r"LABEL_\d+", label) for label in part.labels) else part.labels,
         has_code=custom_code.is_in(folder),
         loaded=loaded,

@@ -59,6 +59,13 @@ def read_sentence_files(path: Path) -> tuple[Path, Tensor | None, list[str]]:
     return encoder, torch.tensor(list(json.dumps(files).encode()), dtype=torch.uint8), [remark]
 
 
+def longest_of(files: Tensor | None) -> int | None:
+    """Return the tokens at which sentence-transformers cuts a text; None where these files do not say it."""
+    content = {} if files is None else parse_json(bytes(files.tolist())).get(_TRANSFORMER)
+    length = content.get("max_seq_length") if isinstance(content, dict) else None
+    return length if type(length) is int else None
+
+
 def pooling_of(files: Tensor | None) -> str:
     """Return how these files pool, in the words of ``Features.pooled``; ``mean`` without any."""
     if files is None:

@@ -167,7 +167,7 @@ def split_corpus(inputs: list[Path], directory: Path, settings: CorpusSettings, 
     )
     say(
         f"{'' if is_as_asked else 'WARNING: '}held out for validation: {size:,} bytes, {size / total:.2%} of the text "
-        f"(--valid-share {settings.valid_share:.2%}, at most {settings.valid_bytes:,} bytes){advice}"
+        f"(asked for: {settings.valid_share:.2%}, at most {settings.valid_bytes:,} bytes){advice}"
     )
     _write(directory / VALID, held)
     _write(directory / SAMPLE, learnable)

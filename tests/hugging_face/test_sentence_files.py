@@ -76,6 +76,7 @@ def test_pooler_and_sentence_files_come_back_after_further_training(arch, origin
     card = (out / "README.md").read_text()
     assert "Further pretraining changes what similarities mean" in card
     assert 'SentenceTransformer("out").encode(' in card
+    assert "; sentence-transformers cuts texts at 24," in card
     # The class of the card, counted by the library: an MLM has no pooler, and its output embedding is that of the input.
     auto = transformers.AutoModelForMaskedLM if arch.startswith("mlm") else transformers.AutoModel
     theirs = sum(parameter.numel() for parameter in auto.from_pretrained(out).parameters())

@@ -149,7 +149,7 @@ def test_a_large_document_is_split_at_a_paragraph(tmp_path, capsys):
     assert valid[0] + rest in texts
     assert 0.01 <= text_bytes(valid) / text_bytes(texts) <= 0.0125
     assert Counter(sample) == Counter(train), "the vocabulary is not learned from what is held out"
-    assert re.search(r"validation: \d+ bytes, 1\.\d\d% of the text \(--valid-share 1\.00%", capsys.readouterr().err)
+    assert re.search(r"validation: \d+ bytes, 1\.\d\d% of the text \(asked for: 1\.00%", capsys.readouterr().err)
 
 
 A, B, C, D = b"a" * 9 + b"\n", b"b\n" * 30, b"c" * 59 + b"\n", b"d\n" * 5
