@@ -30,13 +30,18 @@ class CollapsedError(UserError):
     exit_code = COLLAPSED
 
 
+def printable(text: str) -> str:
+    """Replace characters that cannot be printed, such as escape sequences, which could steer a terminal, and bytes of a file's
+    name that are not UTF-8, by U+FFFD. The joiners of Persian, Hindi and emoji stay."""
+    return "".join(each if each.isprintable() or each in "\u200c\u200d" else "\ufffd" for each in text)
+
+
 def one_line(text: str) -> str:
     """Return ``text``, which may contain names from files, as one printable line of limited length.
 
-    Characters that cannot be printed, such as escape sequences and bytes of a file's name that are not UTF-8, become U+FFFD.
     The middle of a long text is left out: it is a value of a file. The advice at the end stays.
     """
-    line = "".join(character if character.isprintable() else "\ufffd" for character in " ".join(text.split()))
+    line = printable(" ".join(text.split()))
     half = LONGEST_LINE // 2
     return line if len(line) <= LONGEST_LINE else f"{line[:half]} ... {line[-half:]}"
 

@@ -10,12 +10,11 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from amos_fairseq.checkpoints.read import LoadedCheckpoint
-from amos_fairseq.errors import UserError
+from amos_fairseq.errors import UserError, printable
 from amos_fairseq.files import explain_write_errors
 from amos_fairseq.output.pictures import RC_PARAMS, figure_of_panels, run_colour, save
 from amos_fairseq.probing.attention import check_finite, recorded_attention
 from amos_fairseq.probing.features import parts_of
-from amos_fairseq.report.pages import printable
 
 MOST_TOKENS, MOST_COLUMNS = 100, 3
 

@@ -14,6 +14,7 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
+from amos_fairseq.errors import printable
 from amos_fairseq.output.pictures import depth_colours
 from amos_fairseq.report.inspection import CellLine, Inspection, percent
 
@@ -92,8 +93,3 @@ def probability_colour(probability: float) -> str:
     white, orange = (255, 255, 255), (230, 159, 0)
     mixed = (round(w + (o - w) * probability) for w, o in zip(white, orange, strict=True))
     return "#{:02x}{:02x}{:02x}".format(*mixed)
-
-
-def printable(text: str) -> str:
-    """Replace control characters, which could steer a terminal, by U+FFFD."""
-    return "".join(character if character.isprintable() else "\ufffd" for character in text)

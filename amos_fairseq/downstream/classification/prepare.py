@@ -16,8 +16,8 @@ import numpy as np
 from amos_fairseq import strangers
 from amos_fairseq.downstream.classification.glue.tasks import TASK_FILE, TASKS
 from amos_fairseq.downstream.classification.labels import KINDS, LabelSpace
-from amos_fairseq.downstream.classification.rows import LabeledRows, Tables, printable
-from amos_fairseq.errors import UserError
+from amos_fairseq.downstream.classification.rows import LabeledRows, Tables
+from amos_fairseq.errors import UserError, printable
 from amos_fairseq.files import DICTIONARY_FILE, TOKENIZER_DIRECTORY, files_sha256, json_text
 from amos_fairseq.output.terminal import progress_bar, say
 from amos_fairseq.text.encoding import (

@@ -22,7 +22,7 @@ from amos_fairseq.downstream.classification.labels import (
     parse_label,
     with_lists,
 )
-from amos_fairseq.errors import UserError
+from amos_fairseq.errors import UserError, printable
 from amos_fairseq.files import joined_sha256
 from amos_fairseq.output.terminal import say
 from amos_fairseq.text.file_kinds import CSV, TSV, refuse_markup
@@ -273,11 +273,6 @@ def texts_of(values: Mapping[str, Any], columns: Sequence[str], where: str) -> t
 def present_texts(texts: tuple[str, ...]) -> tuple[str, ...]:
     """Return the texts of a row, "" for each that is missing."""
     return tuple("" if is_missing(text) else text for text in texts)
-
-
-def printable(text: str) -> str:
-    """Return a text with a question mark for each character that cannot be printed, as in names of files and columns."""
-    return "".join(each if each.isprintable() or each in "\u200c\u200d" else "?" for each in text)
 
 
 def split_off_dev(rows: LabeledRows) -> tuple[LabeledRows, LabeledRows]:
