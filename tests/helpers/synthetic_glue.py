@@ -2,6 +2,7 @@
 
 import json
 import random
+import shutil
 from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,8 +13,11 @@ from fairseq.data import Dictionary, data_utils
 from fairseq.data.indexed_dataset import MMapIndexedDatasetBuilder
 from saved_models import small_tokenizer, write_checkpoint
 
+from amos_fairseq.downstream.classification.labels import LabelSpace
+from amos_fairseq.downstream.classification.prepare import write_task
+from amos_fairseq.downstream.classification.rows import LabeledRows
 from amos_fairseq.downstream.session import Session, session_from
-from amos_fairseq.text.tokenization import Tokenizer, load_tokenizer
+from amos_fairseq.text.tokenization import load_tokenizer
 from amos_fairseq.text.vocabulary import learn_tokenizer
 
 WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "lazy", "dog", "end", "a", "and", "of"]
@@ -203,45 +207,23 @@ def write_glue(data: Path, start: Path, task: str, labels: Sequence[str], rows: 
     """Random sentences; the class is the index of the first word in ``WORDS``, the score (no ``labels``) half of it.
 
     ``start``: SAVE_DIR whose tokenizer is copied; ``rows``: split -> number of rows, without labels in test splits."""
-    (data / "tokenizer").mkdir(parents=True, exist_ok=True)
-    for file in (start / "tokenizer").iterdir():
-        (data / "tokenizer" / file.name).write_bytes(file.read_bytes())
-    tokenizer = load_tokenizer(start / "tokenizer")
-    dictionary = Dictionary.load(str(start / "tokenizer" / "dict.txt"))
+    shutil.copytree(start / "tokenizer", data / "tokenizer", dirs_exist_ok=True)
     generator, splits = random.Random(task), {}
     for split, number in rows.items():
         classes = [generator.randrange(len(labels) or 10) for _ in range(number)]
         texts = [" ".join([WORDS[value], *generator.choices(WORDS, k=generator.randint(0, 6))]) for value in classes]
-        write_texts(data / task / "input0", split, texts, tokenizer, dictionary)
-        if pair:
-            write_texts(data / task / "input1", split, texts[::-1], tokenizer, dictionary)
-        if not split.startswith("test"):
-            write_labels(data / task / "label", split, classes, labels)
-        splits[split] = {"source": f"{split}.tsv", "source_rows": number, "broken": 0, "rows": number}
-    kind = "classes" if labels else "number"
-    record = {"task": task, "kind": kind, "num_classes": len(labels) or 1, "labels": list(labels), "splits": splits}
+        of_rows = list(zip(texts, texts[::-1], strict=True)) if pair else [(text,) for text in texts]
+        names = [labels[value] if labels else value / 2 for value in classes]
+        given = [None] * number if split.startswith("test") else names
+        splits[split] = LabeledRows(f"{split}.tsv", "", list(map(str, range(number))), of_rows, given)
+    space = LabelSpace("classes" if labels else "number", tuple(labels))
+    (data / task).mkdir(parents=True)
+    tokenizer = load_tokenizer(data / "tokenizer")
+    record = write_task(data / task, task, space, splits, tokenizer, data / "tokenizer")
+    del record["sha256"]  # tests change the files
+    for facts in record["splits"].values():
+        facts |= {"source_rows": facts["rows"], "broken": 0}
     (data / task / "task.json").write_text(json.dumps(record), encoding="utf-8")
-
-
-def write_texts(
-    directory: Path, split: str, texts: Sequence[str], tokenizer: Tokenizer, dictionary: Dictionary
-) -> None:
-    rows = [[dictionary.index(piece) for piece in tokenizer.encode(text)] + [dictionary.eos()] for text in texts]
-    write_rows(directory, split, rows)
-    dictionary.save(str(directory / "dict.txt"))
-
-
-def write_labels(directory: Path, split: str, classes: Sequence[int], labels: Sequence[str]) -> None:
-    directory.mkdir(parents=True, exist_ok=True)
-    if not labels:
-        lines = "".join(f"{value / 2}\n" for value in classes)
-        (directory / f"{split}.label").write_text(lines, encoding="utf-8")
-        return
-    dictionary = Dictionary()
-    for label in labels:
-        dictionary.add_symbol(label)
-    write_rows(directory, split, [[dictionary.nspecial + value, dictionary.eos()] for value in classes])
-    dictionary.save(str(directory / "dict.txt"))
 
 
 def write_rows(directory: Path, split: str, rows: Sequence[Sequence[int]]) -> None:
