@@ -14,6 +14,7 @@ ADAPT = "adapt folder rows.tsv --out out --set"
 ABSENT = "absent: no such file"
 MISTAKES = {
     f"classify {TABLES} --label class": "rows.tsv has no column 'class': give --label with one of text, label",
+    f"classify {TABLES} --text x": "rows.tsv has no column 'x': give --text with one of text, label",
     f"classify {TABLES} --dev absent": ABSENT,
     f"classify {TABLES} --dev other.tsv": "other.tsv has no column 'label'",
     "classify --checkpoint folder --predict absent --out labels.tsv": ABSENT,

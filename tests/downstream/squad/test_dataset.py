@@ -56,15 +56,8 @@ def data(tmp_path_factory):
     return prepare_squad(tmp_path_factory.mktemp("squad"), squad)
 
 
-@pytest.fixture(scope="module")
-def dictionary(data):
-    dictionary = Dictionary.load(str(data / "dict.txt"))
-    dictionary.add_symbol("<mask>")
-    return dictionary
-
-
 @pytest.mark.parametrize("num_separators", [1, 2])
-def test_every_window_holds_question_and_context(data, dictionary, num_separators):
+def test_every_window_holds_question_and_context(data, num_separators):
     """Tokens, labels and mask of each window, rebuilt from the files one token at a time."""
     split = SquadSplit(data, "valid")
     windows = SquadWindowDataset(split, limits=LIMITS._replace(num_separators=num_separators))
@@ -91,7 +84,7 @@ def test_every_window_holds_question_and_context(data, dictionary, num_separator
     assert any(split.examples[number].answers for number in without_target)
 
 
-def test_batches_pad_and_mask(data, dictionary):
+def test_batches_pad_and_mask(data):
     windows = SquadWindowDataset(SquadSplit(data, "valid"), limits=LIMITS)
     shortest, longest = int(np.argmin(windows.sizes)), int(np.argmax(windows.sizes))
     assert windows.sizes[shortest] < windows.sizes[longest]
@@ -103,14 +96,14 @@ def test_batches_pad_and_mask(data, dictionary):
         first, count = item["context"]
         assert mask[row].nonzero().flatten().tolist() == list(range(first, first + count))
         assert tokens[row, : len(item["tokens"])].equal(item["tokens"])
-        assert tokens[row, len(item["tokens"]) :].eq(dictionary.pad()).all()
+        assert tokens[row, len(item["tokens"]) :].eq(Dictionary().pad()).all()
         assert tuple(targets[row].item() for targets in batch["net_input"]["span_targets"]) == item["target"]
     assert (batch["nsentences"], batch["ntokens"]) == (2, int(windows.sizes[[shortest, longest]].sum()))
     assert all(type(batch[name]) is int for name in ("nsentences", "ntokens", "first_id"))
     assert windows.collater([]) == {}
 
 
-def test_training_omits_questions_with_wrong_answers(data, dictionary):
+def test_training_omits_questions_with_wrong_answers(data):
     split = SquadSplit(data, "train")
     training = SquadWindowDataset(split, limits=LIMITS, training=True)
     asked = {training.window(index).example for index in range(len(training))}

@@ -51,11 +51,8 @@ def test_mistakes_are_one_line_and_start_nothing(start, data, tmp_path, fake_tra
     command = ["glue", "--checkpoint", start, "--out", tmp_path / "out", "--cpu", "--data", data]
     before = len(fake_training.commands)
     for arguments, message in (
-        (["--tasks", "CoLA,XNLI"], "unknown task 'XNLI': choose ALL or, separated by commas, MNLI, QQP"),
         (["--tasks", "QNLI"], "QNLI holds no prepared data"),
-        (["--data", tmp_path / "absent"], "absent: no such file or folder"),
         (["--data", foreign, "--tasks", "CoLA"], "the data do not fit the checkpoint"),
-        (["--tasks", "CoLA", "--recipe", "bert"], "there is no recipe bert"),
         (["--tasks", "CoLA", "--recipe", "x" * 300], "File name too long"),
         (["--tasks", "CoLA", "--seeds", "0"], "--seeds 0: give a number from 1 to 10,000"),
         (["--tasks", "CoLA", "--parallel", "0"], "--parallel 0: give a number of runs from 1 to 1,024"),
@@ -68,7 +65,6 @@ def test_mistakes_are_one_line_and_start_nothing(start, data, tmp_path, fake_tra
         (["--tasks", "CoLA", "--max-rows", "0"], "--max-rows 0 must be at least 1"),
         (["--tasks", "CoLA", "--sampling-exponent", "1"], "--sampling-exponent has no effect without --multi-task"),
         (["--tasks", "CoLA", "--gold-weight", "0"], "--gold-weight has no effect without --teachers"),
-        (["--tasks", "CoLA", "--teachers", tmp_path / "absent"], "no such file or folder"),
         (["--tasks", "CoLA", "--teachers", tmp_path / "finished"], "with --write-train"),
         (["--tasks", "RTE", "--teachers", tmp_path / "t"], "has no predictions for RTE (it has CoLA, STS-B)"),
         (["--tasks", "CoLA", "--teachers", tmp_path / "t", "--gold-weight", "2"], "a number from 0 to 1"),
