@@ -18,7 +18,6 @@ COMMANDS = {
         1,
         f"{ERROR} absent: no such file",
     ),
-    "scores": (["squad", "--evaluate", "absent", "absent"], 1, f"{ERROR} absent: no such file"),
 }
 SCRIPTS = {"glue": ["absent", "ALL", "tokenizer", "out"]}
 LIBRARIES = ("torch", "fairseq", "scipy", "transformers", "matplotlib", "sklearn")

@@ -15,7 +15,7 @@ import pytest
 from amos_fairseq.downstream.classification.command import read_glue_data
 from amos_fairseq.downstream.results import read_result, read_summary, write_record
 from amos_fairseq.downstream.squad.dataset import Example, read_squad_manifest
-from amos_fairseq.downstream.squad.question_files import read_null_odds, read_predictions, read_squad
+from amos_fairseq.downstream.squad.question_files import read_squad
 from amos_fairseq.errors import UserError
 from amos_fairseq.hugging_face.parts import label_settings
 from amos_fairseq.hugging_face.weights import Head
@@ -124,8 +124,6 @@ PROBES = {"settings": {"scored_on": {}}, "checkpoint": {"num_updates": 3}, "resu
 
 READERS: dict[str, tuple[str, Any, Callable[[Path], Any]]] = {
     "SQuAD": ("dev.json", SQUAD, read_squad),
-    "predictions": ("predictions.json", {"q": "a"}, read_predictions),
-    "null odds": ("odds.json", {"q": 1.5}, read_null_odds),
     "prepared questions": (
         "train.examples.jsonl",
         EXAMPLE,

@@ -1,30 +1,25 @@
-"""``amos squad``: fine-tune a checkpoint on SQuAD over several seeds, or compute the official scores of a prediction file."""
+"""``amos squad``: fine-tune a checkpoint on SQuAD over several seeds."""
 
 import argparse
-from pathlib import Path
 from typing import Any
 
 from amos_fairseq.cli import fine_tuning
-from amos_fairseq.cli.arguments import add_subcommand, refuse_given
-from amos_fairseq.downstream.squad.question_files import print_scores
+from amos_fairseq.cli.arguments import add_subcommand
 
 DESCRIPTION = """\
 Fine-tune a checkpoint of this package on SQuAD 1.1 or 2.0, whichever the dev file is of: one fairseq-train process per seed,
 one at a time on each GPU. The command prints and saves medians and standard deviations of EM and F1 (squad.md, squad.csv and
 squad.json in OUT); each run also has its predictions in the official format, its n best answers and its null odds. After a
 stop the same command continues. Raw files are converted with the tokenizer of the checkpoint, once; OUT/data keeps the
-result. With --evaluate the command trains nothing and prints the official scores of a prediction file.
+result.
 """
 
 
 def add_parser(subparsers: Any) -> None:
-    parser = add_subcommand(
-        subparsers, "squad", "fine-tune a checkpoint on SQuAD, or score predictions", DESCRIPTION, run
-    )
+    parser = add_subcommand(subparsers, "squad", "fine-tune a checkpoint on SQuAD", DESCRIPTION, run)
     fine_tuning.add_arguments(
         parser,
         "directory that amos prepare squad wrote",
-        required=False,
         has_pooling=False,
         raw_help="a JSON file of SQuAD 1.1 or 2.0, or flat rows of datasets (JSON, JSON lines, Parquet, a folder)",
     )
@@ -42,23 +37,9 @@ def add_parser(subparsers: Any) -> None:
     text = "what EM and F1 compare: words between spaces, or each character of Chinese, Japanese, Thai ... (default: "
     text += "characters if most letters of the dev contexts are of such scripts)"
     add("--score-by", choices=("words", "characters"), help=text)
-    add = parser.add_argument_group("scores of a prediction file").add_argument
-    text = "print EM and F1 of predictions.json on an official dev file (default: fine-tune)"
-    add("--evaluate", nargs=2, type=Path, metavar=("PREDICTIONS", "DATASET"), help=text)
-    text = "null_odds.json, on any scale, to search the best thresholds with (default: do not search)"
-    add("--null-odds", type=Path, metavar="FILE", help=text)
-    text = "odds above it mean no answer (default: use the predictions unchanged)"
-    add("--null-threshold", type=float, metavar="X", help=text)
 
 
 def run(arguments: argparse.Namespace) -> None:
-    if arguments.evaluate is not None:
-        print_scores(arguments)
-        return
-    refuse_given(arguments, ["null_odds", "null_threshold"], "is for --evaluate")
-    missing = [f"--{name}" for name in ("checkpoint", "out") if getattr(arguments, name) is None]
-    if missing:
-        arguments.parser.error(f"the following arguments are required: {', '.join(missing)} (or --evaluate)")
     fine_tuning.check_data(arguments)
     fine_tuning.start(arguments)
     from amos_fairseq.downstream.squad.command import main

@@ -1,13 +1,12 @@
-"""``amos squad`` without training: scores of prediction files, settings, errors."""
+"""``amos squad`` without training: settings, errors."""
 
-import json
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from failures import error_line
 from synthetic_glue import session as open_session
-from synthetic_squad import make_squad, prepare_squad, untrained_checkpoint, write_json
+from synthetic_squad import make_squad, prepare_squad, untrained_checkpoint
 
 from amos_fairseq.cli.main import build_parser, main
 from amos_fairseq.downstream.squad.command import SquadSettings, open_squad, read_settings
@@ -28,26 +27,6 @@ def settings_of(max_positions: int, *flags: str) -> SquadSettings:
     return read_settings(parsed, max_positions)
 
 
-def test_scores_of_a_prediction_file(squad_data, tmp_path, capsys):
-    """30 answerable and 10 unanswerable questions: 29 right answers, one wrong, an answer to each of the 10."""
-    data = make_squad()
-    asked = [q for paragraph in data["data"][0]["paragraphs"] for q in paragraph["qas"]]
-    predictions = {q["id"]: q["answers"][0]["text"].upper() if q["answers"] else "x" for q in asked}
-    predictions[asked[0]["id"]] = "nothing of it"
-    files = [write_json(tmp_path / "predictions.json", predictions), squad_data / "squad.json"]
-    main(["squad", "--evaluate", *map(str, files)])
-    scores = json.loads(capsys.readouterr().out)
-    assert (scores["exact"], scores["HasAns_exact"], scores["NoAns_exact"]) == (72.5, pytest.approx(2900 / 30), 0)
-    assert "best_exact" not in scores
-    odds = {q["id"]: -1.0 if q["answers"] else 7.0 for q in asked}
-    odds_file = write_json(tmp_path / "odds.json", odds)
-    main(["squad", "--evaluate", *map(str, files), "--null-odds", str(odds_file)])
-    scores = json.loads(capsys.readouterr().out)
-    assert (scores["exact"], scores["best_exact"], scores["best_exact_thresh"]) == (72.5, 97.5, -1.0)
-    main(["squad", "--evaluate", *map(str, files), "--null-odds", str(odds_file), "--null-threshold", "6.9"])
-    assert json.loads(capsys.readouterr().out)["exact"] == 97.5
-
-
 def test_lengths_follow_the_maximum_input_of_the_encoder():
     assert settings_of(512) == SquadSettings("independent", WindowLimits(512, 128, 64, 1), 30, 20)
     assert settings_of(1024).windows.tokens == 512
@@ -59,23 +38,14 @@ def test_lengths_follow_the_maximum_input_of_the_encoder():
 
 
 def test_what_cannot_be_used_is_refused_in_one_line(squad_data, tmp_path, capsys):
-    data, good = squad_data / "squad.json", write_json(tmp_path / "good.json", {"p0q0": "x"})
-    undefined = tmp_path / "undefined.json"
-    undefined.write_text('{"p0q0": NaN}')  # valid for Python, but not comparable
     (tmp_path / "grid.yaml").write_text(
         "tasks: {SQuAD: {lr: 1e-4, epochs: 1, batch_size: 8, warmup: 0}}\ngrid: {num_separators: [1, 2]}\n"
     )
     other = prepare_squad(tmp_path / "other", make_squad(seed=5))
     train = ["--checkpoint", squad_data / "start", "--out", tmp_path / "out", "--cpu", "--data"]
     for flags, message in (
-        (["--evaluate", data, data], "holds no predictions"),
-        (["--evaluate", tmp_path / "absent.json", data], "absent.json: no such file"),
-        (["--evaluate", good, good], "does not have SQuAD's layout"),
-        (["--evaluate", good, data, "--null-odds", undefined], "holds no null odds"),
-        (["--evaluate", good, data, "--null-threshold", 1], "--null-threshold needs --null-odds"),
         ([*train, squad_data / "data", "--tokens-per-window", 65], "--tokens-per-window 65 is more than the 64 tokens"),
         ([*train, squad_data / "data", "--n-best", 0], "--n-best 0"),
-        ([*train, squad_data / "data", "--null-odds", undefined], "--null-odds is for --evaluate"),
         ([*train, squad_data / "data", "--max-question-length", 61], "leaves no room for a context"),
         ([*train, squad_data / "data", "--recipe", tmp_path / "grid.yaml"], "several num_separators for SQuAD"),
         ([*train, tmp_path], "squad.json is missing"),

@@ -1,15 +1,13 @@
-"""Questions on paragraphs, in SQuAD's official layout or the flat one of ``datasets``, and prediction files with their official
-scores; both are validated while they are read.
+"""Questions on paragraphs, in SQuAD's official layout or the flat one of ``datasets``, validated while they are read, and the
+official scores.
 
 Exact match and F1 are those of the official scripts (Rajpurkar et al., 2016, section 6.1, and 2018, section 5), and of MLQA's
 for Chinese where contexts have no spaces.
 """
 
-import argparse
 import json
 import re
 import string
-import sys
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,7 +18,6 @@ from amos_fairseq.errors import UserError, explain_os_errors
 from amos_fairseq.strangers import (
     LARGEST_COUNT,
     field,
-    finite_number,
     is_unicode,
     parse_json,
     plain_name,
@@ -272,22 +269,6 @@ def task_name(has_impossible: bool) -> str:
     return "SQuAD2.0" if has_impossible else "SQuAD1.1"
 
 
-def read_predictions(path: Path) -> dict[str, str]:
-    hint = "it holds no predictions, expected one JSON object of question ids and answer texts"
-    content = read_json_file(path, hint)
-    if not all(isinstance(text, str) for text in content.values()):
-        raise UserError(f"{path} has values that are no texts: {hint}")
-    return content
-
-
-def read_null_odds(path: Path) -> dict[str, float]:
-    hint = "it holds no null odds, expected one JSON object of question ids and numbers"
-    try:
-        return {name: finite_number(odds) for name, odds in read_json_file(path, hint).items()}
-    except ValueError as error:
-        raise UserError(f"{path}: {error}: {hint}") from error
-
-
 def words_of(text: str) -> list[str]:
     """Return the words between spaces, in lower case, without ASCII punctuation and articles: SQuAD's rule."""
     return _ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split()
@@ -324,22 +305,18 @@ def evaluate(
     answers: Mapping[str, Sequence[str]],
     predictions: Mapping[str, str],
     null_odds: Mapping[str, float] | None = None,
-    null_threshold: float = float("inf"),
     units: str = "words",
 ) -> dict[str, float]:
-    """Score one prediction file as the official script of 2.0: questions without a prediction do not count.
+    """Score predictions as the official script of 2.0: questions without a prediction do not count.
 
     Args:
         answers: by question, the texts that are right; none where there is no answer.
         null_odds: for each question, how likely it has no answer, on any scale; enables the search for the best thresholds.
-        null_threshold: a question with odds above it counts as not answered (the official default, 1, is for probabilities).
         units: a key of :data:`UNITS_OF`: what is compared.
     """
     predicted = [name for name in answers if name in predictions]
     if not predicted:
-        raise UserError("no question of the data set has a prediction: do both files belong together?")
-    if null_odds is not None and (without := [name for name in predicted if name not in null_odds]):
-        raise UserError(f"the question {without[0]!r:.60} has no null odds: give the file of the same run")
+        raise ValueError("no question has a prediction")
     split = UNITS_OF[units]
     raw: dict[str, dict[str, float]] = {"exact": {}, "f1": {}}
     for name in predicted:
@@ -347,8 +324,6 @@ def evaluate(
         golds, found = [gold for gold in map(split, answers[name]) if gold] or [[]], split(predictions[name])
         raw["exact"][name] = float(found in golds)
         raw["f1"][name] = max(f1(gold, found) for gold in golds)
-    # Questions that count as not answered, whatever their prediction.
-    unanswered = {name for name in predicted if null_odds is not None and null_odds[name] > null_threshold}
     groups = {
         "": predicted,
         "HasAns_": [name for name in predicted if answers[name]],
@@ -359,8 +334,7 @@ def evaluate(
         if not names:
             continue
         for measure, by_name in raw.items():
-            counted = (float(not answers[name]) if name in unanswered else by_name[name] for name in names)
-            scores[f"{prefix}{measure}"] = 100.0 * sum(counted) / len(names)
+            scores[f"{prefix}{measure}"] = 100.0 * sum(by_name[name] for name in names) / len(names)
         scores[f"{prefix}total"] = len(names)
     if null_odds is not None:
         for measure, by_name in raw.items():
@@ -389,26 +363,3 @@ def best_threshold(
         if current > best:
             best, threshold = current, null_odds[name]
     return 100.0 * best / len(scores), threshold
-
-
-def print_scores(arguments: argparse.Namespace) -> None:
-    """Print the scores of ``amos squad --evaluate`` as JSON on stdout, in the format of the official script."""
-    odds = None if arguments.null_odds is None else read_null_odds(arguments.null_odds)
-    if odds is None and arguments.null_threshold is not None:
-        raise UserError("--null-threshold needs --null-odds: without them there is nothing to compare")
-    predictions_file, dataset = arguments.evaluate
-    data = read_squad(dataset)
-    answers = {asked.id: [answer.text for answer in asked.answers] for asked in data.questions}
-    predictions = read_predictions(predictions_file)
-    threshold = float("inf") if arguments.null_threshold is None else arguments.null_threshold
-    units = arguments.score_by or fitting_units(paragraph.context for paragraph in data.paragraphs)
-    scores = evaluate(answers, predictions, odds, threshold, units)
-    if missing := len(answers.keys() - predictions.keys()):
-        of_all = f"{missing} of {len(answers)} questions have no prediction"
-        print(
-            f"{of_all} and are not scored, as in the script of 2.0; that of 1.1 counts them as wrong", file=sys.stderr
-        )
-    notes = data.notes if units == "words" else (*data.notes, OF_CHARACTERS)
-    for note in notes:
-        print(f"{dataset}: {note}", file=sys.stderr)
-    print(json.dumps(scores, indent=2))
