@@ -1,4 +1,4 @@
-"""Electric: samples and scores, fine-tuning, and settings that its variants refuse."""
+"""Electric: samples and scores, and what its variants refuse."""
 
 import pytest
 import torch
@@ -7,7 +7,6 @@ from small_models import NUM_TOKENS, fine_tuning_task, small_batch, small_electr
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.models.electric import ElectricModel
-from amos_fairseq.models.fine_tuning import FineTunedModel
 from amos_fairseq.models.pretraining import PretrainingBatch
 
 
@@ -17,15 +16,6 @@ def test_two_tower_has_no_features() -> None:
         model.extract_features(torch.tensor([[0, 5]]))
     with pytest.raises(UserError, match="it scores text"):
         ElectricModel.build_model(model.cfg, fine_tuning_task())
-
-
-def test_fine_tuning_takes_the_discriminator() -> None:
-    model = small_electric().eval()
-    tuned = ElectricModel.build_model(model.cfg, fine_tuning_task()).eval()
-    assert isinstance(tuned, FineTunedModel)
-    tuned.load_state_dict(model.state_dict())
-    tokens = small_batch()["net_input"]["tokens"]
-    assert tuned.extract_features(tokens).equal(model.extract_features(tokens))
 
 
 @torch.no_grad()

@@ -24,6 +24,7 @@ from amos_fairseq.errors import UserError
 from amos_fairseq.models.amos import AmosConfig, AmosModel
 from amos_fairseq.models.configuration import EncoderConfig
 from amos_fairseq.models.electra import ElectraConfig, ElectraModel
+from amos_fairseq.models.electric import ElectricConfig, ElectricModel
 from amos_fairseq.models.fine_tuning import TextModel
 from amos_fairseq.models.mlm import MlmModel
 from amos_fairseq.models.pretraining import PretrainingModel
@@ -38,6 +39,7 @@ OBJECTIVES = {
     "mlm": (MlmModel, EncoderConfig, ENCODER_SETTINGS | FOUR_LAYERS),
     "amos": (AmosModel, AmosConfig, AMOS_SETTINGS | FOUR_LAYERS),
     "electra": (ElectraModel, ElectraConfig, ELECTRA_SETTINGS | FOUR_LAYERS),
+    "electric": (ElectricModel, ElectricConfig, ENCODER_SETTINGS | FOUR_LAYERS | {"generator_size": 0.5}),
     "teams": (TeamsModel, TeamsConfig, TEAMS_SETTINGS),
     "teams rtd": (TeamsModel, TeamsConfig, TEAMS_SETTINGS | {"representation": "rtd"}),
 }

@@ -41,12 +41,6 @@ def test_v_exists_only_where_it_is_learned():
     assert torch.equal(alone(features(1)), torch.ones(B, M, 1))
 
 
-def test_uniform_and_fixed_weights():
-    assert torch.allclose(MixtureWeights("uniform", K, D)(features()), torch.full((B, M, K), 1 / 3))
-    fixed = MixtureWeights("fixed", K, D, fixed_weights=[0.2, 0.3, 0.5])(features())
-    assert torch.allclose(fixed, torch.tensor([0.2, 0.3, 0.5]).expand(B, M, K))
-
-
 def test_random_layer_samples_one_depth_per_position_uniformly():
     """60,000 positions: each depth a third of the time, within five standard deviations; neighbours independent."""
     torch.manual_seed(3)

@@ -156,33 +156,6 @@ def test_blocks_compute_fewer_scores_from_some_length_on() -> None:
     assert block_mask(512, 64, None, "all", 3, like=random(1)).shape == (24, 1, 64, 192)
 
 
-@pytest.mark.parametrize("length", [10, 520])
-def test_fast_kernels_match_the_reference(length: int) -> None:
-    mask = torch.zeros(2, length, dtype=torch.bool)
-    mask[1, length - 4 :] = True
-    results = []
-    for kernels in ("fast", "reference"):
-        module = encoder(kernels=kernels).train()
-        embeddings = random(2, length, 8).requires_grad_()
-        outputs = torch.stack(list(module(embeddings, mask)))[:, ~mask]
-        outputs.pow(3).sum().backward()
-        results.append([outputs.detach(), embeddings.grad, *(parameter.grad for parameter in module.parameters())])
-    torch.testing.assert_close(*results, rtol=1e-9, atol=1e-9)
-
-
-def test_last_layer_at_some_positions_equals_that_of_all() -> None:
-    positions = torch.tensor([[3, 5, 0, 0], [1, 9, 2, 0]])
-    for kernels in ("fast", "reference"):
-        module, embeddings = encoder(kernels=kernels), random(2, 10, 8)
-        *between, last = module(embeddings, last_positions=positions)
-        assert [tuple(layer.shape) for layer in (*between, last)] == [(2, 10, 8)] * 3 + [(2, 4, 8)]
-        complete = module(embeddings)
-        torch.testing.assert_close(last, complete[-1].gather(1, positions.unsqueeze(-1).expand(-1, -1, 8)))
-        torch.testing.assert_close(
-            complete.at(1, positions), complete[1].gather(1, positions[..., None].expand(-1, -1, 8))
-        )
-
-
 def test_heads_read_sums_through_the_last_layer_norm() -> None:
     module, embeddings = encoder(), random(2, 6, 8)
     outputs = module(embeddings, with_input=True)
