@@ -1,12 +1,9 @@
 """``amos inspect``: show what a pretrained model does with one text, in the terminal and as an HTML page."""
 
 import argparse
-import re
-from collections import Counter
-from pathlib import Path
 from typing import Any
 
-from amos_fairseq.cli.arguments import add_checkpoint, add_subcommand, import_fairseq, refuse_given
+from amos_fairseq.cli.arguments import add_checkpoint, add_subcommand, import_fairseq
 from amos_fairseq.errors import UserError, explain_os_errors
 from amos_fairseq.files import write_text
 from amos_fairseq.strangers import read_text
@@ -19,8 +16,6 @@ also the candidates of multi-word selection; for Electric, which masks nothing, 
 negative energy) of each token. Every masked token is replaced by <mask>, whatever mask treatment the run used. Special tokens
 are never sampled and are not among the predictions; probabilities are those of the softmax over the whole vocabulary.
 With --html a page shows the same in a single file without external resources.
-With --attention a picture shows instead how much each token attends to each other one, in heads of the main network (thesis,
-Figure 2.8); amos probe --attention says which heads follow which relations.
 """
 LARGEST_SEED = 2**63 - 1  # 63 bits, like the noise seeds in training
 
@@ -36,26 +31,9 @@ def add_parser(subparsers: Any) -> None:
     add("--mask-prob", type=float, metavar="P", help="share of tokens to mask (default: that of the run)")
     add("--top", type=int, metavar="N", default=3, help="number of predictions to show per depth")
     add("--html", metavar="FILE", help="also write an HTML page (default: the terminal alone)")
-    text = "draw the attention of these heads instead, such as 5-1 6-4; layers and heads count from 1 on"
-    add("--attention", nargs="+", metavar="LAYER-HEAD", type=layer_and_head, help=text)
-    add("--out", metavar="DIR", type=Path, default=Path("plots"), help="folder for the picture of --attention")
-
-
-def layer_and_head(text: str) -> tuple[int, int]:
-    match = re.fullmatch(r"([0-9]{1,9})-([0-9]{1,9})", text)
-    if match is None:
-        raise argparse.ArgumentTypeError(f"{text!r:.60} is no attention head: give LAYER-HEAD, such as 5-1")
-    return int(match[1]), int(match[2])
 
 
 def run(arguments: argparse.Namespace) -> None:
-    if arguments.attention is None:
-        refuse_given(arguments, ["out"], "has no effect without --attention")
-    else:
-        refuse_given(arguments, ["html", "seed", "top", "mask_prob"], "has no effect with --attention")
-        if repeated := [one for one, count in Counter(arguments.attention).items() if count > 1]:
-            layer, head = repeated[0]
-            raise UserError(f"--attention has {layer}-{head} twice: give each head once")
     mask_prob = arguments.mask_prob
     if mask_prob is not None and not 0 < mask_prob < 1:
         raise UserError(f"--mask-prob {mask_prob:g} is out of range: give a number between 0 and 1, such as 0.15")
@@ -71,11 +49,6 @@ def run(arguments: argparse.Namespace) -> None:
     loaded = load_checkpoint(arguments.checkpoint, arguments.tokenizer)
     if text is None:
         text = text_of_corpus(loaded)
-    if arguments.attention is not None:
-        from amos_fairseq.report.attention import draw_attention
-
-        print(*draw_attention(loaded, text, arguments.attention, arguments.out), sep="\n")
-        return
     inspection = inspect_text(loaded, text, arguments.seed, mask_prob, arguments.top)
     print_inspection(inspection)
     if arguments.html is not None:

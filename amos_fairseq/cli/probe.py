@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from amos_fairseq.cli.arguments import add_subcommand, import_fairseq, refuse_given
+from amos_fairseq.cli.arguments import add_subcommand, import_fairseq
 from amos_fairseq.errors import UserError
 from amos_fairseq.output.terminal import ending_in_one_line, say
 
@@ -37,8 +37,6 @@ def add_parser(subparsers: Any) -> None:
     text += "(default: the generator's depths, and the last layer of the others)"
     add("--layers", metavar="LIST", help=text)
     add("--tasks", metavar="LIST", help="tasks, separated by commas (default: all in --data)")
-    text = "instead of probes: how often the word that an attention head attends to most is the syntactic head, in a treebank"
-    add("--attention", action="store_true", help=text)
     add("--baseline", action="store_true", help="also probe random weights, and the token embeddings without any layer")
     add("--seeds", type=int, metavar="N", default=1, help="probes per layer and task, with seeds 1 to N")
     text = "linear, as in AMOS, or mlp, with a projection to 256 and a hidden layer, as in Tenney et al."
@@ -51,9 +49,6 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    if arguments.attention:
-        of_probes = ["tasks", "layers", "seeds", "classifier", "lr", "batch_size", "updates"]
-        refuse_given(arguments, of_probes, "has no effect with --attention")
     for name, largest in LARGEST.items():
         value = getattr(arguments, name)
         if value is not None and not 0 < value <= largest:
@@ -63,30 +58,23 @@ def run(arguments: argparse.Namespace) -> None:
     from amos_fairseq.probing.tasks import read_tasks
 
     with ending_in_one_line("it starts again", "probe"):
-        tasks = read_tasks(arguments.data, "dependencies" if arguments.attention else arguments.tasks)
+        tasks = read_tasks(arguments.data, arguments.tasks)
     import_fairseq(arguments.checkpoint, inputs=[arguments.tokenizer])
     import torch
 
     from amos_fairseq.checkpoints.encoder import check_device
     from amos_fairseq.checkpoints.read import load_checkpoint
-    from amos_fairseq.probing.attention import probe_attention
     from amos_fairseq.probing.experiment import run_probes
     from amos_fairseq.probing.probe import LEARNING_RATES, ProbeSettings
 
     device = arguments.device or ("cuda" if torch.cuda.is_available() else "cpu")
     check_device(device)
-    out, is_attention = arguments.out, arguments.attention
-    with ending_in_one_line("it starts again" if is_attention else "finished probes are not repeated", "probe"):
+    with ending_in_one_line("finished probes are not repeated", "probe"):
         loaded = load_checkpoint(arguments.checkpoint, arguments.tokenizer)
         loaded.model.to(device)
-        if is_attention:
-            table = probe_attention(loaded, tasks[0], out, arguments.part, arguments.baseline, device)
-            files = "attention.json, attention.csv, attention.md, attention.svg, attention.png"
-        else:
-            lr = arguments.lr or LEARNING_RATES[arguments.classifier]
-            settings = ProbeSettings(arguments.classifier, lr, arguments.batch_size, arguments.updates)
-            chosen = {"parts": arguments.part, "layers": arguments.layers, "with_baselines": arguments.baseline}
-            table = run_probes(loaded, tasks, out, settings, **chosen, num_seeds=arguments.seeds, device=device)
-            files = "results.json, results.csv, table.md, probing.svg, probing.png"
+        lr = arguments.lr or LEARNING_RATES[arguments.classifier]
+        settings = ProbeSettings(arguments.classifier, lr, arguments.batch_size, arguments.updates)
+        chosen = {"parts": arguments.part, "layers": arguments.layers, "with_baselines": arguments.baseline}
+        table = run_probes(loaded, tasks, arguments.out, settings, **chosen, num_seeds=arguments.seeds, device=device)
     table.print()
-    print(f"results: {out}/{files}")
+    print(f"results: {arguments.out}/results.json, results.csv, table.md, probing.svg, probing.png")

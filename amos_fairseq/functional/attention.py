@@ -238,23 +238,14 @@ def reference_attention(heads: Tensor, bias: AttentionBias, dropout: float, rota
     Returns:
         [B,T,H,d], in the dtype of ``heads``; the softmax is in float32 or above.
     """
-    value = heads[:, :, 2].transpose(1, 2)  # [B,H,T,d]
-    weights = attention_weights(heads, bias, rotation).to(value.dtype)
-    return (torch_dropout(weights, dropout) @ value).transpose(1, 2)
-
-
-def attention_weights(heads: Tensor, bias: AttentionBias, rotation: Rotation | None = None) -> Tensor:
-    """Return softmax(q k^T / sqrt(d) + bias), how much each query attends to each key: [B,H,T,T], float32 or above.
-
-    For the arguments see :func:`reference_attention`.
-    """
-    query, key, _ = heads.permute(2, 0, 3, 1, 4)  # each [B,H,T,d]
+    query, key, value = heads.permute(2, 0, 3, 1, 4)  # each [B,H,T,d]
     if rotation is not None:
         query, key = rotate(query, rotation), rotate(key, rotation)
     scores = (query * query.size(-1) ** -0.5) @ key.transpose(-2, -1)
     for part in bias:
         scores = scores if part is None else scores + part  # float32 where the learned bias is
-    return scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32))
+    weights = scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(value.dtype)
+    return (torch_dropout(weights, dropout) @ value).transpose(1, 2)
 
 
 def fast_attention(heads: Tensor, bias: AttentionBias, dropout: float, rotation: Rotation | None = None) -> Tensor:

@@ -11,10 +11,7 @@ from saved_models import TEXT, write_run
 
 from amos_fairseq.checkpoints.read import load_checkpoint
 from amos_fairseq.cli.main import main
-from amos_fairseq.errors import UserError
 from amos_fairseq.models.pretraining import PretrainingBatch
-from amos_fairseq.probing.attention import recorded_attention
-from amos_fairseq.report.attention import attention_figure, attention_of_heads
 from amos_fairseq.report.inspection import inspect_text, mask_block, percent
 
 SEED, MASK_PROB = 3, 0.2
@@ -200,36 +197,6 @@ def test_default_text_is_of_the_runs_corpus(save_dir, tmp_path, capsys):
     assert "data/valid has no paragraph to show" in error_line(capsys, main, "inspect", save_dir)
 
 
-def test_a_picture_of_attention_has_a_line_for_each_pair_of_tokens(save_dir, pretrained, tmp_path, capsys):
-    """As dark as the weights, which tests/probing/test_attention.py compares with those of Hugging Face."""
-    text = "the quick_$x$ fox"
-    assert (
-        main(list(map(str, ["inspect", save_dir, "--text", text, "--attention", "2-1", "1-2", "--out", tmp_path]))) == 0
-    )
-    assert capsys.readouterr().out.split() == [str(tmp_path / f"attention.{kind}") for kind in ("png", "svg")]
-    tokens = pretrained.tokens(text)
-    pieces, weights = attention_of_heads(pretrained, text, [(2, 1), (1, 2)])
-    with recorded_attention(pretrained.model.encoder) as of_layers, torch.no_grad():
-        pretrained.model.extract_features(tokens[None])
-    for found, expected in zip(weights, (of_layers[1][0, 0], of_layers[0][0, 1]), strict=True):
-        torch.testing.assert_close(found, expected)
-        torch.testing.assert_close(found.sum(1), torch.ones(len(tokens)))
-    axes = attention_figure(pieces, {"one": weights[0], "two": weights[1]}).axes
-    assert [ax.get_title() for ax in axes] == ["one", "two"]
-    for ax, own in zip(axes, weights, strict=True):
-        (lines,) = ax.collections
-        for line, darkness in zip(lines.get_segments(), lines.get_alpha(), strict=True):
-            (_, token), (_, other) = line.tolist()
-            assert darkness == own[int(token), int(other)]
-        assert [text.get_text() for text in ax.texts] == [piece for piece in pieces for _ in range(2)]
-    pretrained.model.encoder.layers[0].ffn_norm.weight.data.fill_(float("nan"))
-    with pytest.raises(UserError, match="the attention of discriminator is not finite: its training diverged"):
-        attention_of_heads(pretrained, text, [(2, 1), (1, 2)])
-    with pytest.raises(SystemExit):
-        main(["inspect", str(save_dir), "--attention", "5"])
-    assert "--attention: '5' is no attention head: give LAYER-HEAD, such as 5-1" in capsys.readouterr().err
-
-
 def test_mistakes_are_one_line(save_dir, monkeypatch, capsys):
     monkeypatch.chdir(save_dir)
     (save_dir / "cut.pt").write_bytes((save_dir / "checkpoint_last.pt").read_bytes()[:5000])
@@ -244,17 +211,6 @@ def test_mistakes_are_one_line(save_dir, monkeypatch, capsys):
         ([".", "--text", "the end", "--mask-prob", "1.5"], "--mask-prob 1.5"),
         ([".", "--text", "the end", "--seed", "-1"], "--seed -1"),
         ([".", "--text", "the end", "--html", "absent/page.html"], "absent/page.html"),
-        (
-            [".", "--text", "the end", "--attention", "9-1"],
-            "has the layers 1 to 2 with the heads 1 to 2: give LAYER-HEAD",
-        ),
-        ([".", "--text", "the end " * 99, "--attention", "1-1"], "give a shorter text"),
-        ([".", "--attention", "1-1", "2-1", "1-1"], "--attention has 1-1 twice: give each head once"),
-        ([".", "--attention", "1-1", "--html", "page.html"], "--html has no effect with --attention"),
-        ([".", "--attention", "1-1", "--seed", "2"], "--seed has no effect with --attention"),
-        ([".", "--attention", "1-1", "--top", "2"], "--top has no effect with --attention"),
-        ([".", "--attention", "1-1", "--mask-prob", "0.2"], "--mask-prob has no effect with --attention"),
-        ([".", "--text", "the end", "--out", "pictures"], "--out has no effect without --attention"),
     ):
         assert named in error_line(capsys, main, "inspect", *arguments), arguments
     assert not list(save_dir.glob("*.html"))
