@@ -15,7 +15,7 @@ from amos_fairseq.data.phases import read_phases
 from amos_fairseq.optim.warmup_stable_decay import WarmupStableDecay, WarmupStableDecayConfig
 from amos_fairseq.run.phases import due_phase
 
-# Of float32 parameters after sums in another order: see tests/train/test_ranks.py.
+# Of float32 parameters after sums in another order: see tests/train/test_family_ranks_and_resume.py.
 PARAMETER_TOLERANCE = 5e-5
 LAST_UPDATE, BORDERS = 30, (9, 21)
 WEIGHT = torch.nn.Parameter(torch.zeros(1))
