@@ -18,16 +18,11 @@ import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from textwrap import shorten
 from typing import Any
 
-import numpy as np
 import torch
 import yaml
 from omegaconf import DictConfig, OmegaConf
-from scipy.stats import spearmanr
-from torch import Tensor
-from torch.nn.functional import normalize
 
 from amos_fairseq.adaptation.command import (
     AMOS,
@@ -46,18 +41,15 @@ from amos_fairseq.adaptation.command import (
     check_settings,
     has_begun,
 )
+from amos_fairseq.adaptation.similarity import ScoredPairs, describe, read_pairs, similarity
 from amos_fairseq.checkpoint_files import checkpoint_file, num_updates_of
-from amos_fairseq.checkpoints.encoder import load
 from amos_fairseq.checkpoints.read import read_state
-from amos_fairseq.downstream.classification.labels import is_missing, parse_number
-from amos_fairseq.downstream.classification.rows import LABEL_COLUMNS, TEXT_COLUMNS, read_rows
-from amos_fairseq.downstream.classification.scores import correlation
 from amos_fairseq.errors import UserError, explain_os_errors
 from amos_fairseq.files import CORPUS_FILE, TOKENIZER_DIRECTORY, claim, file_sha256, json_text, locked, write_text
 from amos_fairseq.hugging_face.config import CONFIG_FILE
 from amos_fairseq.hugging_face.import_folder import default_arch, import_folder, read_folder
 from amos_fairseq.hugging_face.imported import report_lines, write
-from amos_fairseq.hugging_face.sentence_files import pooling_of, read_sentence_files
+from amos_fairseq.hugging_face.sentence_files import read_sentence_files
 from amos_fairseq.models.configuration import OF_PROCESS, EncoderConfig
 from amos_fairseq.models.fine_tuning import is_fine_tuned
 from amos_fairseq.models.pretraining import PretrainingBatch
@@ -69,7 +61,6 @@ from amos_fairseq.run.metrics_file import read_records
 from amos_fairseq.setting_checks import check_configuration, model_settings
 from amos_fairseq.strangers import read_json
 from amos_fairseq.tasks.text_pretraining import TextPretrainingTask
-from amos_fairseq.text.input_files import TableFile
 
 LAST = "checkpoint_last.pt"
 OF_NEW_WEIGHTS = {"init_std", "linear_init_std"}
@@ -81,7 +72,6 @@ CLIP_NORM = 2.0
 # a smaller share (ours). They are measured on so many tokens of held-out text.
 LEARNED, NO_ERRORS, CHECKED_TOKENS = 0.5, 0.95, 16_384
 GENERATORS = {512: "mlm_modern_mini", math.inf: "mlm_modern_small"}  # by the widest encoder for which it is new
-FEWEST_PAIRS = 10
 
 
 @dataclass(frozen=True)
@@ -115,7 +105,7 @@ def adapt(given: Adaptation, out: Path, prepare: Callable[[Path, Path], None], p
         run_steps(given, out, prepare, pairs)
 
 
-def run_steps(given: Adaptation, out: Path, prepare: Callable[[Path, Path], None], pairs: "ScoredPairs | None") -> None:
+def run_steps(given: Adaptation, out: Path, prepare: Callable[[Path, Path], None], pairs: ScoredPairs | None) -> None:
     recipe, recipe_of_generator, run = out / RECIPE, out / RECIPE_OF_GENERATOR, out / "run"
     if not has_begun(given, out):
         begin(given, out)
@@ -205,11 +195,6 @@ def describe_held_out(records: list[dict[str, Any]]) -> str:
     (first, before), (last, after) = points[0], points[-1]
     unit = "" if key == "rtd_auc" else " nats"
     return f"on held-out text, {key} was {before:.2f}{unit} at update {first:,} and is {after:.2f}{unit} at update {last:,}"
-
-
-def describe(similar: dict[str, float]) -> str:
-    spearman, cosine = similar["spearman"], similar["cosine_of_unrelated_texts"]
-    return f"Spearman {spearman:.1f}, mean cosine of unrelated texts {cosine:.3f}"
 
 
 def write_recipes(given: Adaptation, out: Path) -> None:
@@ -390,64 +375,3 @@ def train(recipe: Path) -> None:
             signal.signal(number, handler)
     if code:
         raise SystemExit(code if code > 0 else 128 - code)
-
-
-@dataclass(frozen=True)
-class ScoredPairs:
-    """Pairs of texts, each with a number that says how similar they are."""
-
-    file: str
-    sha256: str
-    first: list[str]
-    second: list[str]
-    scores: list[float]
-
-
-def read_pairs(file: Path) -> ScoredPairs:
-    """Read a table such as STS-B's ``dev.tsv``; rows that lack a text or the number are left out."""
-    columns = TableFile(file, all_keys=True).columns
-    texts = next((names for names in TEXT_COLUMNS if len(names) == 2 and set(names) <= set(columns)), None)
-    score = next((name for name in LABEL_COLUMNS if name in columns), None)
-    if texts is None or score is None:
-        needed = "two columns of texts and one of numbers, with names such as sentence1, sentence2 and score"
-        raise UserError(f"--check-similarity {file} needs {needed}; it has {shorten(', '.join(columns), 300)}")
-    rows = read_rows(file, texts, score)
-    pairs = ScoredPairs(file.name, rows.sha256, [], [], [])
-    for line, (first, second), value in zip(rows.ids, rows.texts, rows.labels, strict=True):
-        if not any(is_missing(each) for each in (first, second, value)):
-            pairs.first.append(first)
-            pairs.second.append(second)
-            try:
-                pairs.scores.append(parse_number(value))
-            except ValueError as error:
-                raise UserError(f"{file}, line {line}, column {score}: {error}") from error
-    if len(pairs.scores) < FEWEST_PAIRS or len(set(pairs.scores)) == 1:
-        raise UserError(f"{file} has {len(pairs.scores)} pairs: give {FEWEST_PAIRS} or more, with different scores")
-    return pairs
-
-
-def similarity(checkpoint: Path, pairs: ScoredPairs) -> dict[str, float]:
-    """Return :func:`agreement` for a checkpoint: vectors are pooled as its sentence-transformers files say, else means."""
-    encoder = load(checkpoint)  # on the CPU: the GPU belongs to the process that trains
-    pooling = pooling_of(encoder.model.sentence_files)
-    first, second = (
-        torch.cat([features.pooled(pooling).cpu() for features in encoder.stream(texts, truncate=True)])
-        for texts in (pairs.first, pairs.second)
-    )
-    return agreement(first, second, pairs.scores)
-
-
-def agreement(first: Tensor, second: Tensor, scores: list[float]) -> dict[str, float]:
-    """Compare the vectors of pairs, [N,D] each, with their scores.
-
-    Returns:
-        spearman: rank correlation of cos(first_i, second_i) with score i, in percent.
-        cosine_of_unrelated_texts: the mean over i of cos(first_i, second_j), where row j is half the table away from row i:
-            neighbors are often about the same.
-    """
-    first, second = (normalize(vectors.double(), dim=-1) for vectors in (first, second))
-    unrelated = second.roll(len(second) // 2, dims=0)
-    return {
-        "spearman": 100 * correlation(spearmanr, (first * second).sum(-1).numpy(), np.array(scores)),
-        "cosine_of_unrelated_texts": (first * unrelated).sum(-1).mean().item(),
-    }

@@ -10,7 +10,7 @@ import transformers
 from hugging_face_folders import LINES, write_model
 from scipy.stats import spearmanr
 
-from amos_fairseq.adaptation.adapt import agreement, read_pairs, similarity
+from amos_fairseq.adaptation.similarity import agreement, read_pairs, similarity
 from amos_fairseq.errors import UserError
 from amos_fairseq.hugging_face.import_folder import import_folder
 from amos_fairseq.hugging_face.imported import write
