@@ -51,9 +51,9 @@ class LoadedCheckpoint:
         tokenizer: the one that binarized the corpus.
         task, criterion: their settings, plain values.
         num_updates: optimizer steps until the checkpoint.
-        planned_updates: of the run; 0 where something else ends it.
         parent: the checkpoint that the run started from (``--finetune-from-model``), as it was given; empty without one.
         task_state: sha256 of what the weights depend on: of the vocabulary, and of the labels of each head.
+        optimization: settings of the run, plain values.
     """
 
     file: Path
@@ -65,12 +65,25 @@ class LoadedCheckpoint:
     criterion: dict[str, Any]
     parent: str = ""
     task_state: dict[str, str | None] = field(default_factory=dict)
-    planned_updates: int = 0
+    optimization: dict[str, Any] = field(default_factory=dict)
 
     @property
     def imported_from(self) -> str:
         """Where imported weights come from; empty if they were trained here."""
         return import_source(self.task)
+
+    @property
+    def planned_updates(self) -> int:
+        """Updates of the run; 0 where something else ends it."""
+        planned = self.optimization.get("max_update")
+        return planned if type(planned) is int else 0
+
+    @property
+    def peak_rate(self) -> float | None:
+        """The peak of the learning rate of the main network; None where the checkpoint does not say it."""
+        rates = self.optimization.get("lr")
+        rate = rates[0] if isinstance(rates, list) and rates else None
+        return rate * getattr(self.model.cfg, "encoder_lr_scale", 1.0) if type(rate) is float else None
 
     @property
     def separator(self) -> int | None:
@@ -152,7 +165,7 @@ def restore_checkpoint(file: Path, state: dict[str, Any], tokenizer: CheckpointP
         cfg.get("criterion") or {},
         parent_of(cfg),
         task_state,
-        planned if type(planned := (cfg.get("optimization") or {}).get("max_update")) is int else 0,
+        optimization if isinstance(optimization := cfg.get("optimization"), dict) else {},
     )
 
 

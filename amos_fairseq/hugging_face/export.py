@@ -183,7 +183,7 @@ def write_card(
     of_run = identity | (settings_of if isinstance(settings_of, dict) else {})
     of_run = {name: value for name, value in of_run.items() if type(value) in (int, float)}
     tokens = [record["wpb"] for record in records if record.get("split") == "train" and record.get("wpb")]
-    num_tokens = float(f"{sum(tokens) / len(tokens) * loaded.num_updates:.3g}") if tokens else None
+    tokens_of_update = sum(tokens) / len(tokens) if tokens else 0.0
     data = ModelCardData(
         language=settings.language,
         license=settings.data_license,
@@ -211,7 +211,8 @@ def write_card(
         loaded=loaded,
         planned_updates=planned_updates(loaded),
         task=str(loaded.task.get("_name", PRETRAINING[0])),
-        num_tokens=num_tokens,  # to three digits, where it was logged
+        tokens_of_update=tokens_of_update,
+        num_tokens=float(f"{tokens_of_update * loaded.num_updates:.3g}"),  # to three digits, where it was logged
         validation=validation,
         plateau=describe_plateau(validation or {}),
         not_metrics=_NOT_METRICS,

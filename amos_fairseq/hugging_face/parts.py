@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from textwrap import shorten
 from typing import Any, NoReturn
 
 import torch
@@ -320,8 +321,8 @@ def label_settings(
     problem, num_classes = {}, loaded.model.heads[name].num_outputs
     if head == Head.TOKEN_CLASSIFICATION:
         folder = loaded.file.parent / TASK_FOLDER / name if task else loaded.file.parent
-        recorded = [] if labels else read_labels(folder)
-        if recorded:
+        recorded = read_labels(folder)
+        if recorded and not labels:
             check_labels(loaded, name, OF_WORDS, recorded, folder / LABELS_FILE)
     else:
         record = _task_record(loaded, name, task, has_names=bool(labels))
@@ -330,6 +331,11 @@ def label_settings(
         classification = "multi_label_classification" if has_labels else "single_label_classification"
         problem = {"problem_type": "regression" if regression else classification}
     names = list(labels or recorded or [f"LABEL_{number}" for number in range(num_classes)])
+    if labels and recorded and names != recorded and sorted(names) == sorted(recorded):
+        raise UserError(
+            f"--labels has the names of the training in another order than the head: {shorten(', '.join(recorded), 300)}: "
+            "leave it out"
+        )
     if len(names) != num_classes or len(set(names)) != num_classes:
         raise UserError(
             f"--labels needs {num_classes} different names, one per class in their order: {', '.join(names)}"

@@ -77,6 +77,7 @@ def test_card_states_the_facts_of_the_run(runs, tmp_path):
     assert (data["datasets"], data["base_model"]) == (["wikitext", "a/b"], "google/bert")
     for fact in (
         f"| Tokens read | about {100 * UPDATES} |",  # the later record is not of this checkpoint
+        "| Tokens of an update, of an input | 100, ",
         "| Layers, width, FFN width, heads | 2, 16, 24, 2 |",
         # 62 tokens and 152 positions of 16, LayerNorm, 32 buckets of 2 heads; a layer: four 16x16, 16x24, 24x16, 2 LayerNorms;
         # the pooling layer.
@@ -107,9 +108,12 @@ def test_card_names_labels_and_the_plateau(tmp_path):
         assert ("The loss of masked tokens on held-out text, 6.50 nats, is not below the entropy" in card) is is_said
     assert f"| Updates | {UPDATES} |" in card
     state = torch.load(run / "checkpoint_last.pt", weights_only=True)
-    state["cfg"]["optimization"] = {"max_update": UPDATES + 5}
+    state["cfg"]["optimization"] = {"max_update": UPDATES + 5, "lr": [5e-4]}
+    state["cfg"]["model"]["encoder_lr_scale"] = 0.1  # as amos adapt writes it
     torch.save(state, run / "checkpoint_last.pt")
-    assert f"| Updates | {UPDATES} of {UPDATES + 5} that were planned |" in card_of(run, tmp_path / "unfinished")
+    card = card_of(run, tmp_path / "unfinished")
+    assert f"| Updates | {UPDATES} of {UPDATES + 5} that were planned |" in card
+    assert "| Peak of the learning rate | 5e-05 |" in card
 
 
 def test_text_of_a_stranger_is_escaped_in_the_card(tmp_path):
@@ -191,7 +195,22 @@ MODERN = ABSOLUTE | {"encoder": "modernbert", "embedding_dim": 0}
 TWO_TOWER = {"electric_variant": "two_tower", "generator_size": 1, "generator_loss_tokens": "all"}
 T5 = {"relative_position_scheme": "t5"}
 NARROW_TANH = {"pooler_activation_fn": "tanh", "embedding_dim": 4}
+
+
 # Run, flags, what the line names.
+def test_names_of_labels_in_another_order_are_refused(tmp_path, capsys):
+    """They would be given to the wrong outputs without a difference in any number; other names are a translation."""
+    run = write_run(tmp_path / "run", classes=2)
+    record = {"task": "classification", "kind": "classes", "num_classes": 2, "labels": ["bad", "good"]}
+    (run / "task.json").write_text(json.dumps(record))
+    error = error_line(
+        capsys, main, "export", run, tmp_path / "out", "--no-check", "--labels", "good,bad", reports_progress=True
+    )
+    assert "--labels has the names of the training in another order than the head: bad, good" in error
+    for number, names in enumerate(("bad,good", "schlecht,gut")):
+        assert f"`{names.split(',')[1]}` |" in card_of(run, tmp_path / f"out{number}", "--labels", names)
+
+
 REFUSED: list[tuple[dict, list[str], str]] = [
     ({}, ["--part", "generator", "--depth", "3"], "--depth 3 is not a depth of this generator: it has 1, 2, 4"),
     ({}, ["--depth", "2"], "--depth 2 chooses a depth of the generator: give --part generator"),

@@ -155,7 +155,7 @@ def read_labels(directory: Path) -> list[str]:
     path = directory / LABELS_FILE
     if not os.path.lexists(path):
         return []
-    hint = "give the labels with --labels, or remove it"
+    hint = "remove it, and give the labels with --labels"
     labels = read_text(path, hint).split("\n")[:-1]
     if labels and not are_labels(labels):
         raise UserError(f"{path} does not have one label a line, each once: {hint}")
