@@ -173,15 +173,6 @@ def test_sum_is_in_float32(precision: str) -> None:
     assert error(*summed(precision, sums=True)) < 1e-6
 
 
-def test_terms_below_the_last_bit_of_the_sum_count() -> None:
-    model = linear(torch.bfloat16)
-    optimizer = optimizer_of(model, "bf16")
-    (parameter,) = model.parameters()
-    for factor in (1.0, *[2.0**-9] * 256):
-        optimizer.backward((parameter.float() * factor).sum())
-    assert optimizer.fp32_params[0].grad.eq(1.5).all()
-
-
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=str)
 @pytest.mark.parametrize("chunk_bytes", [4 * 64, 2**20])
 def test_chunks_add_the_same_bits_as_one_addition(chunk_bytes, dtype, monkeypatch) -> None:

@@ -264,15 +264,6 @@ def test_the_documented_token_of_a_word_in_raw_text_is_its_first_piece(tokenizer
     assert num_words > 100
 
 
-def test_equals_the_exported_tokenizer(tokenizer):
-    exported = exported_tokenizer(tokenizer)
-    symbols = {row: symbol for symbol, row in tokenizer.embedding_rows.items()}
-    for words in SENTENCES[:2]:
-        ids, _ = tokenizer.encode_words(words)
-        encoding = exported.encode(" ".join(words), add_special_tokens=False)
-        assert [tokenizer.hugging_face_ids[symbols[row]] for row in ids] == encoding.ids
-
-
 def share_of_marks(text: str) -> tuple[int, int]:
     letters = text.replace(" ", "")
     return len(letters), sum(unicodedata.category(character) == "Mn" for character in letters)
