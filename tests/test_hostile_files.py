@@ -76,6 +76,8 @@ def notes_of_glue(path: Path) -> list[str]:
 def labels(path: Path, kind: Head = Head.SEQUENCE_CLASSIFICATION) -> list[str]:
     loaded = SimpleNamespace(task={"data": str(path.parent)}, file=path.parent / "checkpoint_last.pt", task_state={})
     loaded.model = SimpleNamespace(heads={"head": SimpleNamespace(num_outputs=2)})
+    with contextlib.suppress(UserError):
+        label_settings(loaded, kind, "head", ["yes", "no"], None)
     names = list(label_settings(loaded, kind, "head", None, None)["id2label"].values())
     assert all(isinstance(name, str) and name.encode() for name in names)
     return names

@@ -3,6 +3,7 @@
 import argparse
 import hashlib
 import itertools
+import math
 import os
 import re
 import reprlib
@@ -83,7 +84,8 @@ class LoadedCheckpoint:
         """The peak of the learning rate of the main network; None where the checkpoint does not say it."""
         rates = self.optimization.get("lr")
         rate = rates[0] if isinstance(rates, list) and rates else None
-        return rate * getattr(self.model.cfg, "encoder_lr_scale", 1.0) if type(rate) is float else None
+        scales = [getattr(self.model.cfg, name, 1.0) for name in ("encoder_lr_scale", "discriminator_lr_scale")]
+        return rate * math.prod(scales) if type(rate) is float else None
 
     @property
     def separator(self) -> int | None:

@@ -318,7 +318,7 @@ def common_notes(
     for task, summary in summaries.items():
         if num_scored := baselines.get(task, NO_BASELINES).num_scored:
             error = error_in_words(summary.best.main_score, summary.main.median, num_scored, benchmark.unit)
-            advice = ": a difference of two models below twice that is no evidence" if error else ""
+            advice = ": a difference of two models below twice that is weak evidence" if error else ""
             yield f"{labels[task]}: dev has {num_scored:,} {benchmark.unit}{error}{advice}"
     if session.checkpoint.from_scratch:
         yield "random weights: only the architecture of the checkpoint, none of its weights"

@@ -84,19 +84,26 @@ class LabeledTask(CorpusTask):
 
 
 def check_labels(loaded: LoadedCheckpoint, head: str, kind: str, labels: Sequence[str], source: Path) -> None:
-    """Refuse labels in the file ``source`` that are not those of a head: another kind, number or order than in its training.
+    """Refuse labels in the file ``source`` that are not those of a head."""
+    heads = loaded.model.heads
+    head = TEXT_HEAD if TEXT_HEAD in heads else head
+    if head not in heads:
+        raise UserError(f"{loaded.file} has no head {head} (it has {', '.join(heads) or 'none'}): fine-tune it first")
+    if not are_trained_labels(loaded, head, kind, labels):
+        raise UserError(
+            f"{source} does not have the labels that {loaded.file} was trained with, in their order: restore it, or train again"
+        )
+
+
+def are_trained_labels(loaded: LoadedCheckpoint, head: str, kind: str, labels: Sequence[str]) -> bool:
+    """Return whether a head was trained with these labels: the same kind, number and order.
 
     A model of one task on texts has a single head, whatever ``head`` is. Checkpoints of other programs have no fingerprint.
     """
     heads = loaded.model.heads
     head = TEXT_HEAD if TEXT_HEAD in heads else head
-    if head not in heads:
-        raise UserError(f"{loaded.file} has no head {head} (it has {', '.join(heads) or 'none'}): fine-tune it first")
     known = loaded.task_state.get(f"labels of {head}")
-    if heads[head].num_outputs != max(1, len(labels)) or known not in (None, content_sha256([kind, list(labels)])):
-        raise UserError(
-            f"{source} does not have the labels that {loaded.file} was trained with, in their order: restore it, or train again"
-        )
+    return heads[head].num_outputs == max(1, len(labels)) and known in (None, content_sha256([kind, list(labels)]))
 
 
 class LabeledCriterion(FairseqCriterion):

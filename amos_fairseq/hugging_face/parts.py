@@ -15,7 +15,7 @@ from torch.nn.functional import linear
 
 from amos_fairseq.checkpoints.read import LoadedCheckpoint
 from amos_fairseq.downstream.classification.dataset import TASK_FILE, TASK_FOLDER
-from amos_fairseq.downstream.labeled_task import check_labels
+from amos_fairseq.downstream.labeled_task import are_trained_labels, check_labels
 from amos_fairseq.downstream.parsing.model import ParsingModel
 from amos_fairseq.downstream.squad.task import IndependentSpanHead, SpanModel
 from amos_fairseq.downstream.tagging.dataset import (
@@ -318,7 +318,7 @@ def label_settings(
     The names are ``labels``, else those in ``labels.txt`` (of words) or ``task.json`` beside the checkpoint or in the task's
     data, else ``LABEL_0``, ``LABEL_1``, ...
     """
-    problem, num_classes = {}, loaded.model.heads[name].num_outputs
+    problem, kind, num_classes = {}, OF_WORDS, loaded.model.heads[name].num_outputs
     if head == Head.TOKEN_CLASSIFICATION:
         folder = loaded.file.parent / TASK_FOLDER / name if task else loaded.file.parent
         recorded = read_labels(folder)
@@ -326,12 +326,14 @@ def label_settings(
             check_labels(loaded, name, OF_WORDS, recorded, folder / LABELS_FILE)
     else:
         record = _task_record(loaded, name, task, has_names=bool(labels))
-        recorded, has_labels = record.get("labels"), record.get("kind") == "labels"
+        recorded, kind = record.get("labels"), record.get("kind", "classes")
+        has_labels = kind == "labels"
         regression = bool(loaded.task.get("regression_target")) or (num_classes == 1 and not has_labels)
         classification = "multi_label_classification" if has_labels else "single_label_classification"
         problem = {"problem_type": "regression" if regression else classification}
     names = list(labels or recorded or [f"LABEL_{number}" for number in range(num_classes)])
-    if labels and recorded and names != recorded and sorted(names) == sorted(recorded):
+    reordered = labels and are_labels(recorded) and names != recorded and sorted(names) == sorted(recorded)
+    if reordered and are_trained_labels(loaded, name, kind, recorded):
         raise UserError(
             f"--labels has the names of the training in another order than the head: {shorten(', '.join(recorded), 300)}: "
             "leave it out"

@@ -330,7 +330,7 @@ def test_what_one_seed_and_a_small_dev_set_say(tmp_path):
         toy.unit = unit
         notes = list(common_notes(toy, [best], {"Toy": summary}, {"Toy": Baselines(1067, {})}))
         assert notes[1] == "seeds: 1 per task; one seed does not tell how much another one differs"
-        assert notes[2] == f"Toy: dev has {words}: a difference of two models below twice that is no evidence"
+        assert notes[2] == f"Toy: dev has {words}: a difference of two models below twice that is weak evidence"
     assert error_in_words("accuracy", 100.0, 20, "rows") == error_in_words("f1", 50.0, 20, "rows") == ""
 
 

@@ -197,7 +197,6 @@ T5 = {"relative_position_scheme": "t5"}
 NARROW_TANH = {"pooler_activation_fn": "tanh", "embedding_dim": 4}
 
 
-# Run, flags, what the line names.
 def test_names_of_labels_in_another_order_are_refused(tmp_path, capsys):
     """They would be given to the wrong outputs without a difference in any number; other names are a translation."""
     run = write_run(tmp_path / "run", classes=2)
@@ -207,10 +206,14 @@ def test_names_of_labels_in_another_order_are_refused(tmp_path, capsys):
         capsys, main, "export", run, tmp_path / "out", "--no-check", "--labels", "good,bad", reports_progress=True
     )
     assert "--labels has the names of the training in another order than the head: bad, good" in error
+    for labels in (["good", "fair"], 5, [1, "bad"]):  # not those of the training, or no labels at all
+        (run / "task.json").write_text(json.dumps(record | {"labels": labels}))
+        assert "`bad` |" in card_of(run, tmp_path / f"out {labels}", "--labels", "good,bad")
     for number, names in enumerate(("bad,good", "schlecht,gut")):
         assert f"`{names.split(',')[1]}` |" in card_of(run, tmp_path / f"out{number}", "--labels", names)
 
 
+# Run, flags, what the line names.
 REFUSED: list[tuple[dict, list[str], str]] = [
     ({}, ["--part", "generator", "--depth", "3"], "--depth 3 is not a depth of this generator: it has 1, 2, 4"),
     ({}, ["--depth", "2"], "--depth 2 chooses a depth of the generator: give --part generator"),

@@ -91,6 +91,23 @@ def test_token_classification(folders):
     assert "".join(surfaces) == text.replace(" ", "")
 
 
+def test_code_of_the_card(folders, monkeypatch):
+    """Of a classifier: what it prints of a text is the class with the largest probability of our model."""
+    monkeypatch.chdir(folders)
+    code = re.search(r"```python\n(.*?)```", (folders / "classifier" / "README.md").read_text(), re.DOTALL)[1]
+    exec(code.replace("A text.", TEXTS[0]), names := {})
+    pretrained = load_checkpoint(folders / "classified")
+    with torch.no_grad():
+        ours = pretrained.model(pretrained.tokens(TEXTS[0])[None], classification_head_name=TEXT_HEAD)[0][0].softmax(-1)
+    assert names["logits"].softmax(-1)[0].tolist() == pytest.approx(ours.tolist(), abs=TOLERANCE)
+    of_text, of_pair = names["found"]
+    assert of_text == {
+        "label": ["bad", "good"][ours.argmax()],
+        "score": pytest.approx(ours.max().item(), abs=TOLERANCE),
+    }
+    assert of_pair["label"] in ("bad", "good")
+
+
 # Texts, and their words.
 TREEBANK = {
     "I don't know 3.5% of it.": "I do n't know 3.5 % of it .",

@@ -1,5 +1,7 @@
 """Tables of probing results, by hand."""
 
+import pytest
+
 from amos_fairseq.probing.results import ProbeResult, columns_of, layer_name, results_table
 
 
@@ -23,3 +25,14 @@ def test_a_few_layers_are_columns_and_many_are_rows():
     assert many.columns == ["layer", "pos"]
     assert many.rows[0] == ["discriminator 1", "10.0"]
     assert len(many.rows) == 9
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"score": 1.5}, {"layer": None}, {"baseline": "x"}, {"metric": "x"}, {"targets": 1.5}]
+)
+def test_values_that_no_probe_has(wrong):
+    whole = {"task": "pos", "part": "generator", "layer": 1, "baseline": None, "seed": 1}
+    whole |= {"metric": "micro_f1", "score": 1, "targets": 9}
+    ProbeResult(**whole)
+    with pytest.raises(ValueError, match=r"."):
+        ProbeResult(**whole | wrong)

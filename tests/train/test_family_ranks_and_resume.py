@@ -58,6 +58,7 @@ def assert_learned(save_dir: Path, model: str) -> None:
     """200 words: a prediction by chance costs log 200 nats; TEAMS's selection among six candidates log 6."""
     records = read_records(save_dir)
     first, *_, last = (record for record in records if record["split"] == "train")
+    assert first["epoch"] <= 1 < last["epoch"], "no epoch ended on the way"
     assert first["mlm_loss_2"] > 0.95 * math.log(200)
     assert last["mlm_loss_2"] < first["mlm_loss_2"]
     valid = [record for record in records if record["split"] == "valid"][-1]

@@ -55,8 +55,11 @@ def test_a_synthetic_squad_is_memorized(place, capsys):
     assert len(predictions) == 40
     # The files hold the answers that were scored.
     questions = read_squad(place / "squad.json").questions
-    again = evaluate({asked.id: [answer.text for answer in asked.answers] for asked in questions}, predictions)
+    golds = {asked.id: [answer.text for answer in asked.answers] for asked in questions}
+    again = evaluate(golds, predictions)
     assert (again["exact"], again["f1"]) == (scores["em"], pytest.approx(scores["f1"]))
+    odds = json.loads((out / RUN / "null_odds.json").read_text())
+    assert evaluate(golds, predictions, odds)["best_f1"] == pytest.approx(scores["f1"])
     n_best = json.loads((out / RUN / "nbest_predictions.json").read_text())
     assert all(len({entry["text"] for entry in entries}) == len(entries) for entries in n_best.values())
     for flags, difference in (["--span-head", "independent"], "span_head"), (["--doc-stride", "5"], "doc_stride"):
