@@ -254,7 +254,8 @@ def write_recipe(
         "defaults": ["/fairseq/defaults@_global_", f"/{base}", "_self_"],
         "checkpoint": checkpoint | ({"finetune_from_model": str(start)} if start else {}),
         "common": {"log_interval": min(100, tenth)},
-        "task": {"data": str(file.parent / "data"), "tokens_per_sample": min(given.length, model["max_positions"])},
+        "task": {"data": str(file.parent / "data"), "tokens_per_sample": min(given.length, model["max_positions"])}
+        | ({"save_interval_minutes": min(30.0, minutes / 10)} if minutes else {}),
         "model": model,
         "dataset": {"batch_size": given.batch_size, "num_workers": 1, "validate_interval_updates": min(1000, tenth)},
         "optimization": {"max_update": given.updates, "update_freq": [1], "lr": [rate], "clip_norm": CLIP_NORM},

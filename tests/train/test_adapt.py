@@ -123,6 +123,7 @@ def test_refusals(model, flags, line, models, trained, tmp_path, capsys) -> None
 def test_minutes_are_those_of_the_model(models, trained, tmp_path) -> None:
     recipe = adapt(models, tmp_path / "out", "headless", "--objective", "electra", "--updates", "40", "--minutes", "90")
     assert recipe["lr_scheduler"] == {"warmup_updates": 4, "minutes": 90.0}
+    assert recipe["task"]["save_interval_minutes"] == 9  # what a kill loses at most
     own = yaml.safe_load((tmp_path / "out" / "generator.yaml").read_text(encoding="utf-8"))
     assert own["lr_scheduler"] == {"warmup_updates": 4}
 
