@@ -100,7 +100,9 @@ def test_export_refuses_labels_of_another_training(tmp_path, capsys):
         assert message in error_line(capsys, main, "export", run, tmp_path / "out", reports_progress=True)
         assert not (tmp_path / "out").exists()
         (run / name).unlink()
-    # What the message advises: the names of the command.
-    (words / "labels.txt").write_text("DET\nDET\n")
+    # What the message advises: without the file, the names of the command; beside it, not in another order.
     assert main(["export", str(words), str(tmp_path / "out"), "--labels", "DET,NOUN", "--no-check"]) == 0
     assert json.loads((tmp_path / "out" / "config.json").read_text())["id2label"] == {"0": "DET", "1": "NOUN"}
+    (words / "labels.txt").write_text("DET\nNOUN\n")
+    error = error_line(capsys, main, "export", words, tmp_path / "other", "--labels", "NOUN,DET", reports_progress=True)
+    assert "--labels has the names of the training in another order than the head: DET, NOUN: leave it out" in error
