@@ -149,7 +149,9 @@ def choose_backend(
     the time of flash (https://arxiv.org/abs/2407.08608, figures 5 and 6, T = 512, d = 64; not run here). Its limits, and why
     the table leaves them out:
 
-    - a mask: NaN in the backward pass at T % 128 == 64, torch 2.11 to 2.13 (pytorch issue 196678);
+    - T % 128 == 64: NaN in the backward pass where log-sum-exps are below -88.7, with a mask (torch 2.11 to 2.13, pytorch issue
+      196678) and without one (seen with torch 2.11 on an H200);
+    - a mask: the same;
     - T that is not a multiple of 128: invalid accesses to memory before cuDNN 9.15.1 (pytorch issue 169849);
     - dropout: its kernels round the probability to a multiple of 1/16, which PyTorch refuses only in newer versions (pytorch
       174245), so that 0.1 would be another value; with dropout 9.11 to 9.13 do not work;

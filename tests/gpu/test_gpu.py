@@ -38,7 +38,7 @@ def test_encoder_equals_cpu(config: TransformerConfig, length: int) -> None:
     for device in ("cpu", "cuda"):
         torch.manual_seed(0)
         encoder = config.build().to(device)
-        inputs = states.to(device).requires_grad_()
+        inputs = states.to(device, copy=True).requires_grad_()
         output = encoder(inputs, padding.to(device))[-1][~padding.to(device)]
         output.pow(2).sum().backward()
         gradients = [parameter.grad for parameter in encoder.parameters() if parameter.grad is not None]
@@ -91,7 +91,7 @@ def test_an_update_synchronizes_only_for_its_statistics(recipe: str, precision: 
             step.trainer.train_step(batches[:2])
         finally:
             torch.cuda.set_sync_debug_mode("default")
-    waits = [f"{warning.filename}:{warning.lineno}" for warning in seen if "synchroniz" in str(warning.message)]
+    waits = [f"{warning.filename}:{warning.lineno}" for warning in seen if "called a synchronizing" in str(warning.message)]
     assert step.trainer.get_num_updates() == before + 1
     assert len(waits) == expected, waits
 
@@ -104,7 +104,7 @@ def test_features_match_the_cpu(tmp_path):
     write_save_dir(tmp_path)
     expected = amos_fairseq.load(tmp_path)(TEXTS)
     features = amos_fairseq.load(tmp_path, device="cuda", batch_size=2)(TEXTS)
-    assert {tensor.device.type for tensor in features} == {"cuda"}
+    assert {tensor.device.type for tensor in features[:3]} == {"cuda"}
     torch.testing.assert_close(features.states.cpu(), expected.states, atol=1e-4, rtol=0)
     assert torch.equal(features.mask.cpu(), expected.mask)
     half = amos_fairseq.load(tmp_path, device="cuda", dtype=torch.bfloat16)(TEXTS)

@@ -21,7 +21,7 @@ trap 'rm -rf "$WORK"' EXIT
 
 FOR_MACHINE=(--only-binary=:all: --python-version 3.12 --implementation cp
     --platform manylinux_2_28_x86_64 --platform manylinux_2_17_x86_64 --platform manylinux2014_x86_64)
-for name in fairseq-fixed==0.12.3.1 bitarray zstandard tokenizers==0.23.3 hydra-core==1.3.2 omegaconf==2.3.0 filelock; do
+for name in fairseq-fixed==0.12.3.1 bitarray zstandard tokenizers==0.23.3 sentencepiece==0.2.3 hydra-core==1.3.2 omegaconf==2.3.0 filelock; do
     python3 -m pip download -q --no-deps -d "$WORK/wheels" "${FOR_MACHINE[@]}" "$name"
 done
 # Sources only, pure Python.

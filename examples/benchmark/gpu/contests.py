@@ -11,23 +11,28 @@ import bench
 import torch
 from gpu_workload import first_line
 
-SHORT = "--steps 8 --warmup 4 --precision bf16 --device cuda --vocabulary-size 32768"
+SHORT = "--steps 8 --warmup 4 --precision bf16 --device cuda"
+BASE = "--vocabulary-size 32768"
 CASES = {
     "cuda": (
-        "amos_base --set dataset.batch_size=64 --peer model.kernels=triton",
-        "electra_base --set dataset.batch_size=64 --peer hf model.kernels=triton",
-        "electra_small --set dataset.batch_size=128 --peer model.kernels=triton",
-        "electra_modern_base --set dataset.batch_size=64",
-        "amos_base --set dataset.batch_size=64 --peer model.compile=true",
+        f"amos_base --set dataset.batch_size=64 {BASE} --peer model.kernels=triton",
+        f"electra_base --set dataset.batch_size=64 {BASE} --peer hf model.kernels=triton",
+        f"electra_small --set dataset.batch_size=128 {BASE} --peer hf model.kernels=triton model.compile=true",
+        f"electra_small --set dataset.batch_size=1024 {BASE} --peer hf",
+        f"electra_modern_base --set dataset.batch_size=64 {BASE} --peer hf",
+        f"amos_base --set dataset.batch_size=64 {BASE} --peer model.compile=true",
     ),
-    "cpu": ("amos_tiny --set dataset.batch_size=2", "electra_tiny --set dataset.batch_size=2 --peer hf"),
+    "cpu": (
+        "amos_tiny --set dataset.batch_size=2 --vocabulary-size 500",
+        "electra_tiny --set dataset.batch_size=2 --vocabulary-size 500 --peer hf",
+    ),
 }
 
 
 def main(out: str, device: str = "cuda") -> None:
     flags = SHORT
     if device == "cpu":
-        flags = "--steps 1 --warmup 1 --precision float32 --device cpu --vocabulary-size 500"
+        flags = "--steps 1 --warmup 1 --precision float32 --device cpu"
     bench.MATMUL_EDGES = {"cuda": (8192,), "cpu": (64,)}
     bench.PEAK_SECONDS = {"cuda": 0.4, "cpu": 0.05}
     for case in CASES[device]:

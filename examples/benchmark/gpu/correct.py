@@ -1,4 +1,7 @@
-"""Checks of fifteen_minutes.sh besides the tests: ``updates`` of every base recipe; ``resume``, bit by bit. Prints Markdown."""
+"""Checks of fifteen_minutes.sh besides the tests: ``updates`` of every base recipe; ``resume``, bit by bit. Prints Markdown.
+
+``weights`` writes those of a run without the state of its optimizer, in bfloat16: a file that is small enough to travel.
+"""
 
 import argparse
 import math
@@ -147,6 +150,18 @@ def largest_difference(one: dict[str, Tensor], other: dict[str, Tensor]) -> floa
     return max(((one[name].double() - other[name].double()).abs().max().item() for name in changed), default=0.0)
 
 
+def write_weights(run: Path, out: Path) -> None:
+    """Write what fine-tuning needs of the last checkpoint of a run."""
+    with torch.serialization.safe_globals([argparse.Namespace]):
+        state = torch.load(run / "checkpoint_last.pt", map_location="cpu", weights_only=True)
+    state["last_optimizer_state"] = None
+    state["model"] = {
+        name: tensor.bfloat16() if tensor.is_floating_point() else tensor for name, tensor in state["model"].items()
+    }
+    torch.save(state, out)
+    print(f"{len(state['model'])} tensors, {out.stat().st_size / 2**20:.1f} MiB")
+
+
 def tensors_of(checkpoint: Path) -> dict[str, torch.Tensor]:
     """Return every tensor of a checkpoint by its path in the nested state."""
     with torch.serialization.safe_globals([argparse.Namespace]):
@@ -171,16 +186,20 @@ def tensors_of(checkpoint: Path) -> dict[str, torch.Tensor]:
 @report_user_errors()
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=("updates", "resume"))
+    parser.add_argument("what", choices=("updates", "resume", "weights"))
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
     parser.add_argument("--kernels", choices=("fast", "triton"), default="fast", help="model.kernels")
     parser.add_argument("--recipe", help="of resume (default: amos_base, amos_tiny on a CPU)")
     parser.add_argument("--precision", choices=("bf16", "fp16"), default="bf16", help="of resume")
+    parser.add_argument("--run", type=Path, help="of weights: a save directory")
+    parser.add_argument("--out", type=Path, help="of weights: the file")
     arguments = parser.parse_args()
     device, kernels = torch.device(arguments.device), arguments.kernels
     recipe = arguments.recipe or ("amos_base" if device.type == "cuda" else "amos_tiny")
     if arguments.what == "updates":
         updates(device, kernels)
+    elif arguments.what == "weights":
+        write_weights(arguments.run, arguments.out)
     else:
         resume(device, recipe, arguments.precision, kernels)
     return 0

@@ -4,9 +4,12 @@
 # Everything that one GPU can tell in fifteen minutes: is it right, how fast is it, does it learn. It ends by itself and writes
 # OUT/report.md as it goes. cpu: a rehearsal at tiny size. CARRY: the folder that bring.sh made; its site.tar.xz may be missing
 # where the Python has all packages. Settings, with their defaults:
-#   PYTHON=python3   the machine's Python
-#   LIMIT=575        seconds until the end; 290 for a rehearsal
-#   WORK=            folder for unpacked packages, text and runs (default: a new one in /tmp)
+#   PARTS="right fast learn"   what is run: so a fault can be corrected before the rest
+#   PYTHON=python3             the machine's Python
+#   LIMIT=575                  seconds until the end; 290 for a rehearsal
+#   OBJECTIVES="mlm electra amos"   that learn, all at the same time
+#   LEARN=                     more settings of these runs, such as optimization.lr=[0.002]
+#   WORK=                      folder for unpacked packages, text and runs (default: a new one in /tmp)
 set -uo pipefail
 
 case "${1:---help}" in
@@ -27,12 +30,13 @@ ROOT="$(cd "$HERE/../../.." && pwd)"
 WORK="${WORK:-$(mktemp -d)}"
 PYTHON="$(command -v "${PYTHON:-python3}")" || fail "PYTHON does not run"
 STARTED=$SECONDS
-SIZE=base MOST=110 ON_CPU=()
+SIZE=base MOST=100 ON_CPU=()
 if [ "$DEVICE" = cpu ]; then
     SIZE=tiny MOST=400 ON_CPU=(common.cpu=true) # few cores need longer
     : "${LIMIT:=290}"
 fi
-: "${LIMIT:=575}"
+: "${LIMIT:=575}" "${PARTS:=right fast learn}" "${OBJECTIVES:=mlm electra amos}"
+runs() { [[ " $PARTS " == *" $1 "* ]]; }
 mkdir -p "$WORK/site" "$OUT" || fail "OUT=$OUT cannot be made"
 OUT="$(cd "$OUT" && pwd)"
 rm -f "$OUT/report.md" "$OUT/all.log" "$OUT/speed.jsonl"
@@ -93,38 +97,61 @@ wait
 grep -q '^## versions: status 0' "$OUT/report.md" || exit 1 # the time that is left is for another try
 
 # Is it right? All at the same time: they wait for imports and compilers more than for the GPU.
-part updates "$MOST" "$PYTHON" "$HERE/correct.py" updates --device "$DEVICE" &
-part train "$MOST" bash -c 'smoke "$@"' _ ${ON_CPU[@]+"${ON_CPU[@]}"} -- "amos_$SIZE" "electra_$SIZE" \
-    "electra_modern_${SIZE/tiny/mini}" &
-part resume "$MOST" "$PYTHON" "$HERE/correct.py" resume --device "$DEVICE" &
-if [ "$DEVICE" = cuda ]; then
-    part tests 110 "$PYTHON" -m pytest "$ROOT/tests/gpu" -n 6 -q -m "not slow" -p no:cacheprovider --tb=line -rfE --color=no &
-    part triton_updates 110 "$PYTHON" "$HERE/correct.py" updates --kernels triton &
+if runs right; then
+    part updates "$MOST" "$PYTHON" "$HERE/correct.py" updates --device "$DEVICE" &
+    part train "$MOST" bash -c 'smoke "$@"' _ ${ON_CPU[@]+"${ON_CPU[@]}"} -- "amos_$SIZE" "electra_$SIZE" \
+        "electra_modern_${SIZE/tiny/mini}" &
+    part resume "$MOST" "$PYTHON" "$HERE/correct.py" resume --device "$DEVICE" &
+    if [ "$DEVICE" = cuda ]; then
+        # Interrupted before its time is over, pytest prints the failures so far.
+        part tests "$MOST" timeout -s INT $((MOST - 10)) env --default-signal=INT "$PYTHON" -m pytest "$ROOT/tests/gpu" -n 6 -q \
+            -p no:cacheprovider --tb=short -rfE --color=no &
+        part triton_updates "$MOST" "$PYTHON" "$HERE/correct.py" updates --kernels triton &
+    fi
+fi
+if runs fast && [ "$DEVICE" = cuda ]; then
     for number in 0 1 2 3; do
-        "$PYTHON" "$HERE/sweep.py" compile --until $(($(date +%s) + 95)) --part "$number" --parts 4 >/dev/null 2>&1 &
+        "$PYTHON" "$HERE/sweep.py" compile --until $(($(date +%s) + 70)) --part "$number" --parts 4 >/dev/null 2>&1 &
     done
 fi
 wait
 
-# How fast? Alone on the GPU.
-part speed 130 "$PYTHON" "$HERE/contests.py" "$OUT/speed.jsonl" "$DEVICE"
-[ "$DEVICE" = cpu ] || part sweep 75 "$PYTHON" "$HERE/sweep.py" sweep --out "$OUT" --until $(($(date +%s) + 60))
-
-# Does it learn, or does its discriminator die? The recipes as they are, both at the same time, until the end.
-LEARN=(checkpoint.save_interval_updates=0 checkpoint.keep_interval_updates=-1 task.save_interval_minutes=0
-    dataset.validate_interval_updates=1000 dataset.num_workers=4)
-LEARNED=small
-if [ "$DEVICE" = cpu ]; then
-    LEARNED=tiny LEARN+=("${ON_CPU[@]}" dataset.validate_interval_updates=20 dataset.num_workers=0 dataset.batch_size=4)
+# How fast? Alone on the GPU; the contests have the launch constants that the sweep found.
+if runs fast; then
+    if [ "$DEVICE" = cuda ]; then
+        part sweep 60 "$PYTHON" "$HERE/sweep.py" sweep --out "$WORK" --until $(($(date +%s) + 45))
+        [ ! -f "$WORK/tuned_launches.json" ] ||
+            cp "$WORK/tuned_launches.json" "$ROOT/amos_fairseq/functional/cuda/" && cp "$WORK/tuned_launches.json" "$OUT"
+    fi
+    part speed 115 "$PYTHON" "$HERE/contests.py" "$OUT/speed.jsonl" "$DEVICE"
 fi
-HOURS="$(awk "BEGIN { print ($LIMIT - $SECONDS + $STARTED - 60) / 3600 }")"
-[ "$DEVICE" = cuda ] || HOURS=0.004
-for objective in electra amos; do
-    part "learn_$objective" 400 bash -c 'train "$@"' _ "${objective}_$LEARNED" "$WORK/run_$objective" "${LEARN[@]}" \
-        "optimization.stop_time_hours=$HOURS" &
-done
-wait
-for objective in electra amos; do cp "$WORK/run_$objective/metrics.jsonl" "$OUT/$objective.jsonl"; done
-part curves 40 amos plot "$WORK/run_electra" "$WORK/run_amos" --out "$WORK/plots" &&
-    cp "$WORK/plots/overview.png" "$OUT/curves.png"
+
+# Does it learn, or does its discriminator die? Recipes of a time budget, all at the same time, until the end.
+if runs learn; then
+    LEFT=$((LIMIT - SECONDS + STARTED))
+    SETTINGS=("lr_scheduler.minutes=$(awk "BEGIN { print ($LEFT - 55) / 60 }")" common.log_interval=100
+        checkpoint.save_interval_updates=0 task.save_interval_minutes=0 dataset.validate_interval_updates=2000)
+    LEARNED=modern_mini
+    if [ "$DEVICE" = cuda ]; then
+        # Small updates would leave the GPU idle: eight times the batch of the recipe, and the rate with it.
+        SETTINGS+=(dataset.batch_size=256 'optimization.lr=[0.002]' dataset.num_workers=2)
+    else
+        LEARNED=tiny SETTINGS+=("${ON_CPU[@]}" lr_scheduler.minutes=0.3 dataset.num_workers=0 dataset.batch_size=4)
+    fi
+    SETTINGS+=(${LEARN:-})
+    folders=()
+    for objective in $OBJECTIVES; do
+        folders+=("$WORK/run_$objective")
+        part "learn_$objective" 560 bash -c 'train "$@"' _ "${objective}_$LEARNED" "$WORK/run_$objective" "${SETTINGS[@]}" &
+    done
+    wait
+    for objective in $OBJECTIVES; do
+        part "weights_$objective" 40 bash -c '"$1" "$2/correct.py" weights --run "$3" --out "$3.pt" &&
+            xz -T1 --lzma2=preset=4,lc=0,lp=1,pb=1 --stdout "$3.pt" >"$4"' \
+            _ "$PYTHON" "$HERE" "$WORK/run_$objective" "$OUT/$objective.pt.xz" &
+    done
+    part curves 40 amos plot "${folders[@]}" --out "$WORK/plots"
+    wait
+    tar czf "$OUT/runs.tar.gz" -C "$WORK" plots $(for objective in $OBJECTIVES; do echo "run_$objective/metrics.jsonl"; done)
+fi
 ! grep -Eq '^## .*(status [1-9]|no time left)' "$OUT/report.md"
