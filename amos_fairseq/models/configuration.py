@@ -142,8 +142,7 @@ class EncoderConfig(FairseqDataclass):
     kernels: ChoiceEnum(["fast", "triton", "reference"]) = setting(
         "fast",
         "implementation of attention, dropout and output layer; triton: this package's Triton kernels on "
-        "CUDA (not run on a GPU yet), elsewhere as fast; reference: the slow "
-        "reference implementation",
+        "CUDA, elsewhere as fast (docs/speed.md); reference: the slow reference implementation",
     )
     activation_checkpointing: bool = setting(
         False, "store only the input of every layer and recompute the rest in the backward pass"

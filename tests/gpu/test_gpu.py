@@ -91,7 +91,9 @@ def test_an_update_synchronizes_only_for_its_statistics(recipe: str, precision: 
             step.trainer.train_step(batches[:2])
         finally:
             torch.cuda.set_sync_debug_mode("default")
-    waits = [f"{warning.filename}:{warning.lineno}" for warning in seen if "called a synchronizing" in str(warning.message)]
+    waits = [
+        f"{warning.filename}:{warning.lineno}" for warning in seen if "called a synchronizing" in str(warning.message)
+    ]
     assert step.trainer.get_num_updates() == before + 1
     assert len(waits) == expected, waits
 
