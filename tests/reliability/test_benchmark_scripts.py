@@ -7,7 +7,10 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+import torch
 from shell_scripts import run_script
+
+from amos_fairseq.checkpoints.read import read_state
 
 ONE_STEP = ("--steps", "1", "--warmup", "0", "--vocabulary-size", "200", "--threads", "1")
 
@@ -42,14 +45,27 @@ def test_fifteen_minutes_on_a_cpu(tmp_path: Path, binarized_corpus: Path) -> Non
     report = (out / "report.md").read_text()
     assert result.returncode == 0, report
     parts = re.findall(r"^## (\w+): status (\d+)", report, re.MULTILINE)
-    names = ["versions", "updates", "train", "resume", "speed", "learn_electra", "learn_amos", "curves"]
+    objectives = ("mlm", "electra", "amos")
+    names = ["versions", "updates", "train", "resume", "speed", "curves"]
+    names += [f"{part}_{objective}" for part in ("learn", "weights") for objective in objectives]
     assert sorted(parts) == sorted((name, "0") for name in names)
     for recipe in ("amos_tiny", "electra_tiny", "electric_tiny", "mlm_tiny", "teams_tiny"):
         assert f"| {recipe} | fast | " in report
     assert "the same bits" in report
     assert [json.loads(line)["recipe"] for line in (out / "speed.jsonl").open()] == ["amos_tiny", "electra_tiny"]
-    files = {"report.md", "all.log", "speed.jsonl", "electra.jsonl", "amos.jsonl", "curves.png"}
+    files = {"report.md", "all.log", "speed.jsonl", "runs.tar.gz", *(f"{objective}.pt" for objective in objectives)}
     assert {path.name for path in out.iterdir()} == files
+    assert_weights_are_those_of_the_run(out / "electra.pt", tmp_path / "work/run_electra/checkpoint_last.pt")
+
+
+def assert_weights_are_those_of_the_run(brought: Path, run: Path) -> None:
+    """Rounded to bfloat16, without moments."""
+    few, all_of_them = read_state(brought), read_state(run)
+    assert few["last_optimizer_state"] is None
+    assert few["model"].keys() == all_of_them["model"].keys()
+    for name, tensor in few["model"].items():
+        assert torch.equal(tensor, all_of_them["model"][name].to(tensor.dtype))
+    assert {tensor.dtype for tensor in few["model"].values()} == {torch.bfloat16}
 
 
 @pytest.mark.parametrize(

@@ -4,12 +4,12 @@
 # Everything that one GPU can tell in fifteen minutes: is it right, how fast is it, does it learn. It ends by itself and writes
 # OUT/report.md as it goes. cpu: a rehearsal at tiny size. CARRY: the folder that bring.sh made; its site.tar.xz may be missing
 # where the Python has all packages. Settings, with their defaults:
-#   PARTS="right fast learn"   what is run: so a fault can be corrected before the rest
-#   PYTHON=python3             the machine's Python
-#   LIMIT=575                  seconds until the end; 290 for a rehearsal
-#   OBJECTIVES="mlm electra amos"   that learn, all at the same time
-#   LEARN=                     more settings of these runs, such as optimization.lr=[0.002]
-#   WORK=                      folder for unpacked packages, text and runs (default: a new one in /tmp)
+#   PARTS="right fast learn"        what is run; with two leases, correct what fails in the first parts before the last one
+#   PYTHON=python3                  the machine's Python
+#   LIMIT=575                       seconds until the end; 290 for a rehearsal
+#   OBJECTIVES="mlm electra amos"   those that learn, all at the same time
+#   LEARN=                          more settings of these runs
+#   WORK=                           folder for unpacked packages, text and runs (default: a new one in /tmp)
 set -uo pipefail
 
 case "${1:---help}" in
@@ -120,8 +120,10 @@ wait
 if runs fast; then
     if [ "$DEVICE" = cuda ]; then
         part sweep 60 "$PYTHON" "$HERE/sweep.py" sweep --out "$WORK" --until $(($(date +%s) + 45))
-        [ ! -f "$WORK/tuned_launches.json" ] ||
-            cp "$WORK/tuned_launches.json" "$ROOT/amos_fairseq/functional/cuda/" && cp "$WORK/tuned_launches.json" "$OUT"
+        if [ -f "$WORK/tuned_launches.json" ]; then
+            cp "$WORK/tuned_launches.json" "$ROOT/amos_fairseq/functional/cuda/"
+            cp "$WORK/tuned_launches.json" "$OUT"
+        fi
     fi
     part speed 115 "$PYTHON" "$HERE/contests.py" "$OUT/speed.jsonl" "$DEVICE"
 fi
@@ -129,7 +131,7 @@ fi
 # Does it learn, or does its discriminator die? Recipes of a time budget, all at the same time, until the end.
 if runs learn; then
     LEFT=$((LIMIT - SECONDS + STARTED))
-    SETTINGS=("lr_scheduler.minutes=$(awk "BEGIN { print ($LEFT - 55) / 60 }")" common.log_interval=100
+    SETTINGS=("lr_scheduler.minutes=$(awk "BEGIN { print ($LEFT - 70) / 60 }")" common.log_interval=100
         checkpoint.save_interval_updates=0 task.save_interval_minutes=0 dataset.validate_interval_updates=2000)
     LEARNED=modern_mini
     if [ "$DEVICE" = cuda ]; then
@@ -146,9 +148,8 @@ if runs learn; then
     done
     wait
     for objective in $OBJECTIVES; do
-        part "weights_$objective" 40 bash -c '"$1" "$2/correct.py" weights --run "$3" --out "$3.pt" &&
-            xz -T1 --lzma2=preset=4,lc=0,lp=1,pb=1 --stdout "$3.pt" >"$4"' \
-            _ "$PYTHON" "$HERE" "$WORK/run_$objective" "$OUT/$objective.pt.xz" &
+        part "weights_$objective" 40 "$PYTHON" "$HERE/correct.py" weights --run "$WORK/run_$objective" \
+            --out "$OUT/$objective.pt" &
     done
     part curves 40 amos plot "${folders[@]}" --out "$WORK/plots"
     wait
