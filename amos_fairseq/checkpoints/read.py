@@ -150,6 +150,8 @@ def restore_checkpoint(file: Path, state: dict[str, Any], tokenizer: CheckpointP
     cfg = state["cfg"]
     settings = model_settings(file, cfg["model"])
     settings.freeze_encoder = False  # that was for one training
+    if str(settings.kernels) == "triton":  # which needs a C compiler: only a training asks for it, and tries it first
+        settings.kernels = "fast"
     task_state = state.get("task_state") or {}
     run_tokenizer = read_tokenizer(file, tokenizer, task_state)
     dictionary = dictionary_of(run_tokenizer)

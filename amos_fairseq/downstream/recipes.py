@@ -35,6 +35,7 @@ from amos_fairseq.strangers import read_yaml
 
 SECTIONS = ("description", "defaults", "sizes", "tasks", "grid", "extends")
 WORDS = "tagging"  # the section of a recipe for labels of words, and for trees
+TABLES = "classification"  # for tables of texts
 FOR_VIEWS = ("view_layers", "view_heads", "view_targets", "view_confidence", "unlabeled_start")
 FOR_WORDS = ("label_smoothing", "views", *FOR_VIEWS)
 # Widths of thesis Table 5.1. A width between two of them uses the recipe of the larger size.
@@ -83,6 +84,7 @@ class Hyperparameters:
     # Mosbach et al. 2021 and Zhang et al. 2021: small data need more epochs than BERT's 3. There are still as many
     # checkpoints, and scores on dev, as ``epochs``.
     min_updates: int = setting(0, "repeat all epochs two times, three times, ... for as many updates", COUNT)
+    min_updates_per_label: int = setting(0, "of a table of texts: as many for each label, if that is more", COUNT)
     layers: str = setting("last", "what the head reads: the last layer, a number, or a mix; see FineTunedModel")
     new_top_layers: int = setting(0, "how many of the upper layers start from new random weights", COUNT)
     pooling: str = setting("first", "what the head of texts reads: the state of the first token, or the mean of all")
@@ -99,6 +101,11 @@ class Hyperparameters:
     def separator(self) -> int | None:
         """Value of ``--separator-token``: a token between the texts of a pair, in addition to the first one's ``</s>``."""
         return Dictionary().eos() if self.num_separators == 2 else None
+
+    def for_labels(self, number: int) -> "Hyperparameters":
+        """Return the settings for a table with ``number`` labels: the head has a row for each, which few examples train."""
+        least = max(self.min_updates, number * self.min_updates_per_label)
+        return dataclasses.replace(self, min_updates=least, min_updates_per_label=0)
 
     def as_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self) | {"adam_betas": list(self.adam_betas)}
@@ -161,10 +168,10 @@ class Recipe:
         if task not in self.trials:
             known = ", ".join(self.trials)
             raise UserError(f"the recipe {self.name} has no settings for {task}: add it under tasks (it has {known})")
-        for name in FOR_WORDS:
+        for name, only in {**dict.fromkeys(FOR_WORDS, WORDS), "min_updates_per_label": TABLES}.items():
             default = getattr(Hyperparameters, name)
-            if task != WORDS and any(getattr(trial, name) != default for trial in self.trials[task]):
-                raise UserError(f"the recipe {self.name}, {task}: {name} is for words with labels: move it to {WORDS}")
+            if task != only and any(getattr(trial, name) != default for trial in self.trials[task]):
+                raise UserError(f"the recipe {self.name}, {task}: {name} is for {only}: move it there")
         return self.trials[task]
 
 
@@ -178,6 +185,8 @@ def load_recipe(
 ) -> Recipe:
     """Read a built-in recipe, or a YAML file, for an encoder of this size and width. ``overrides``: fields of
     :class:`Hyperparameters` from the command line, for every task; they also replace a grid's."""
+    if overrides and "min_updates" in overrides:
+        overrides = overrides | {"min_updates_per_label": 0}
     path = recipe_file(name)
     content = _with_numbers(_read(path, name), width)
     of_size = _section(content, "sizes", path).get(size, {})

@@ -146,12 +146,11 @@ def choose_backend(
     number).
 
     Layers with attention dropout keep flash, as all of the base recipes do in training. cuDNN on Hopper takes 0.7 to 0.85 of
-    the time of flash (https://arxiv.org/abs/2407.08608, figures 5 and 6, T = 512, d = 64; not run here). Its limits, and why
+    the time of flash (https://arxiv.org/abs/2407.08608, figures 5 and 6, T = 512, d = 64; not timed here). Its limits, and why
     the table leaves them out:
 
-    - T % 128 == 64: NaN in the backward pass where log-sum-exps are below -88.7, with a mask (torch 2.11 to 2.13, pytorch issue
-      196678) and without one (seen with torch 2.11 on an H200);
-    - a mask: the same;
+    - a mask, and T % 128 == 64: NaN in the backward pass where log-sum-exps are below -88.7, with a mask (torch 2.11 to 2.13,
+      pytorch issue 196678) and without one (seen with torch 2.11 on an H200). No mask was tried at multiples of 128;
     - T that is not a multiple of 128: invalid accesses to memory before cuDNN 9.15.1 (pytorch issue 169849);
     - dropout: its kernels round the probability to a multiple of 1/16, which PyTorch refuses only in newer versions (pytorch
       174245), so that 0.1 would be another value; with dropout 9.11 to 9.13 do not work;

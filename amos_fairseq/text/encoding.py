@@ -273,8 +273,8 @@ def new_processes(number: int, initializer: Callable[..., None] = int, *argument
         pool.shutdown()
     except BrokenProcessPool as error:
         raise KilledWorkerError(
-            "a process was killed by the system, usually because memory is full (if no line above says another reason): give "
-            "fewer --workers (or, where a vocabulary is learned, a smaller --sample-megabytes), and run the command again"
+            "a process was killed by the system, usually because memory is full (unless a line above gives another "
+            "reason): give fewer --workers (or, where a vocabulary is learned, a smaller --sample-megabytes), and run the command again"
         ) from error
     finally:
         held_open.close()

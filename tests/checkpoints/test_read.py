@@ -53,6 +53,12 @@ def test_settings_added_later_have_their_defaults(save_dir):
     assert torch.equal(newer.model.extract_features(tokens), older.model.extract_features(tokens))
 
 
+def test_no_kernels_are_compiled_where_a_model_is_loaded(tmp_path: Path) -> None:
+    """Only a training says first that Triton or its compiler is missing."""
+    file = write_run(tmp_path, kernels="triton")
+    assert str(load_checkpoint(file).model.cfg.kernels) == "fast"
+
+
 def test_half_precision_weights_become_float32(save_dir, tokenizer):
     state = torch.load(save_dir / "checkpoint_last.pt", weights_only=True)
     halves = {name: tensor.bfloat16() for name, tensor in state["model"].items()}

@@ -98,6 +98,8 @@ def test_kernels_are_tried_as_a_training_needs_them(kernels, monkeypatch: pytest
     monkeypatch.setattr(kernels, "triton_attention", recorded)
     require_triton(torch.device("cpu"), model)
     assert tried == [(16, True, 0.1), (40, True, 0.1)]
+    require_triton(torch.device("cpu"), torch.nn.Linear(1, 1))  # ModernBERT's: for the output layer
+    assert tried[2:] == [(16, True, 0.1)]
 
     def fail(*arguments, **named) -> None:
         raise RuntimeError("\nno compiler\nand more")

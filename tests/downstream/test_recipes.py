@@ -177,6 +177,22 @@ def test_rate_of_own_labels_by_width(width, lr, tmp_path):
     assert [trial.lr for trial in trials] == [0.04 / width, 1 / width**1.5, 1e-5]
 
 
+@pytest.mark.parametrize(
+    ("rows", "labels", "given", "total"),
+    [
+        (5000, 2, {}, 939),  # 313 batches of 16, three times
+        (5000, 50, {}, 1878),  # 30 * 50 = 1,500, so all of it twice
+        (100, 2, {}, 210),  # 7 batches, three times, ten times: 200 or more
+        (100, 50, {}, 1512),
+        (100, 50, {"min_updates": 100}, 105),  # what the command line says is what is done
+        (100, 0, {}, 210),  # numbers
+    ],
+)
+def test_updates_of_own_labels_by_their_number(rows: int, labels: int, given: dict[str, int], total: int) -> None:
+    (settings,) = load_recipe("own_labels", "base", given).trials_of("classification")
+    assert settings.for_labels(labels).schedule(rows).total_updates == total
+
+
 def test_extended_recipe(tmp_path):
     file = tmp_path / "mine.yaml"
     file.write_text("extends: teams\ntasks: {CoLA: {epochs: 7}}\n")
@@ -231,8 +247,11 @@ def test_settings_of_words_are_refused_for_texts(tmp_path):
         path.write_text(f"extends: electra\ntasks: {{RTE: {{{name}: {value}}}, tagging: {{{name}: {value}}}}}\n")
         recipe = load_recipe(str(path), "small")
         assert getattr(only(recipe, "tagging"), name) == value
-        with pytest.raises(UserError, match=f"RTE: {name} is for words with labels: move it to tagging"):
+        with pytest.raises(UserError, match=f"RTE: {name} is for tagging: move it there"):
             recipe.trials_of("RTE")
+    path.write_text("extends: electra\ntasks: {tagging: {min_updates_per_label: 30}}\n")
+    with pytest.raises(UserError, match="tagging: min_updates_per_label is for classification: move it there"):
+        load_recipe(str(path), "small").trials_of("tagging")
     for value, message in (("view_layers: most", "half or all"), ("unlabeled_start: 1", "0 or more and below 1")):
         path.write_text(f"extends: electra\ntasks: {{tagging: {{{value}}}}}\n")
         with pytest.raises(UserError, match=message):

@@ -56,6 +56,8 @@ def test_fifteen_minutes_on_a_cpu(tmp_path: Path, binarized_corpus: Path) -> Non
     files = {"report.md", "all.log", "speed.jsonl", "runs.tar.gz", *(f"{objective}.pt" for objective in objectives)}
     assert {path.name for path in out.iterdir()} == files
     assert_weights_are_those_of_the_run(out / "electra.pt", tmp_path / "work/run_electra/checkpoint_last.pt")
+    again = run_script(script, tmp_path, carry, "cpu", PYTHON="python", PARTS="none")
+    assert (again.returncode, "has a report: give another OUT" in again.stderr) == (1, True)
 
 
 def assert_weights_are_those_of_the_run(brought: Path, run: Path) -> None:

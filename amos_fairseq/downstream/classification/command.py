@@ -308,6 +308,7 @@ def open_classification(session: Session, data: Path) -> "Classification":
     if not (data / "input1").is_dir():  # there is nothing to separate
         trials = tuple(dict.fromkeys(dataclasses.replace(trial, num_separators=1) for trial in trials))
     record, separators = prepared.record, {trial.separator for trial in trials}
+    trials = tuple(trial.for_labels(len(record["labels"])) for trial in trials)
     notes = (*record["notes"], *prepared.notes_on_cut_rows(session.checkpoint.max_positions, separators))
     kind, sha256 = record["kind"], content_sha256({"labels": record["labels"], "files": record["sha256"]})
     task = BenchmarkTask(NAME, prepared.num_train, MAIN_SCORES[kind], sha256, trials, notes)

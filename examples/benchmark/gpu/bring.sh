@@ -3,7 +3,7 @@
 #
 # Make what a GPU machine with Python 3.12, torch and transformers, but without a network, still needs. Needs a network, and
 # `amos` in PATH for TEXT.
-# CARRY/site.tar.xz: packages, about 3.6 MB. CARRY/data.tar.xz: TEXT, binarized; 200 MB of English are about 46 MB. Setting:
+# CARRY/site.tar.xz: packages, 5 MB. CARRY/data.tar.xz: TEXT, binarized; 180 MB of English are 45 MB. Setting:
 #   VOCABULARY=16000   pieces
 set -euo pipefail
 
