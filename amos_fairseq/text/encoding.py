@@ -274,7 +274,8 @@ def new_processes(number: int, initializer: Callable[..., None] = int, *argument
     except BrokenProcessPool as error:
         raise KilledWorkerError(
             "a process was killed by the system, usually because memory is full (unless a line above gives another "
-            "reason): give fewer --workers (or, where a vocabulary is learned, a smaller --sample-megabytes), and run the command again"
+            "reason): give fewer --workers (or, where a vocabulary is learned, a smaller --sample-megabytes), and run the "
+            "command again"
         ) from error
     finally:
         held_open.close()
