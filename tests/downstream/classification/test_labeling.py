@@ -36,6 +36,17 @@ def trained(start: Path, out: Path, table: Path, **options: object) -> Path:
     return out
 
 
+def test_many_labels_are_trained_for_longer(start: Path, tmp_path: Path) -> None:
+    """The recipe's 30 updates for each of eight labels are more than its 200."""
+    train = tmp_path / "train.tsv"
+    train.write_text("text\tlabel\n" + "".join(f"the dog {n}\t{'abcdefgh'[n % 8]}\n" for n in range(40)))
+    opened = session(start, tmp_path / "out", NAME, recipe="own_labels")
+    with preparing(opened, NAME) as tokenizer:
+        data = prepare_inside(opened.out, Tables(train).with_columns(), tokenizer)
+    (trial,) = open_classification(opened, data).tasks[NAME].trials
+    assert trial.min_updates == 240
+
+
 @pytest.fixture
 def results(start, fake_training, tmp_path) -> Path:
     train = tmp_path / "train.tsv"
