@@ -141,7 +141,7 @@ class GroupedAdam(FairseqOptimizer):
         counts = [int(state["step"]) for state in self.optimizer.state.values() if "step" in state]
         self._num_steps = max(counts, default=0)
         leading = self.param_groups[0]
-        lr = overrides.pop("lr", leading["lr"] / leading.get("lr_scale", 1.0))  # older checkpoints have no lr_scale
+        lr = overrides.pop("lr", leading["lr"] / leading["lr_scale"])
         for group, settings in zip(self.param_groups, flags, strict=True):
             group.update(settings | overrides)
         self.set_lr(lr)

@@ -216,8 +216,6 @@ def changed_settings(saved: dict[str, Any], cfg: Any) -> dict[str, tuple[Any, An
             for name in sorted((before.keys() & now.keys()) - NOT_OF_THE_RUN):
                 values = getattr(before[name], "value", before[name]), now[name]
                 followed = "max_update" if name == "total_num_update" else name
-                if name == "_name" and values == ("polynomial_decay", "warmup_stable_decay"):
-                    continue  # the same rates; older versions of the recipes name the former
                 if str(values[0]) != str(values[1]) and (followed, values) not in seen:
                     seen.append((name, values))
                     changed["common.seed" if name == "seed" else f"{section}.{name}"] = values

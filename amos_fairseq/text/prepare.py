@@ -62,7 +62,6 @@ from amos_fairseq.text.file_kinds import TEXT, kind_of
 from amos_fairseq.text.input_files import files_of, is_much
 from amos_fairseq.text.prepared_data import check_paths
 from amos_fairseq.text.split import (
-    LATER_SETTINGS,
     SAMPLE,
     VALID,
     CorpusSettings,
@@ -355,12 +354,10 @@ def is_finished_corpus(out: Path, settings: dict[str, Any], inputs: list[dict[st
         return False
     manifest = read_json(path, "it was not written by amos prepare; give another --out")
     try:
-        # Corpora that were made before there was a choice had these.
-        recorded = {"text_column": TEXT_COLUMN, "csv_quotes": False, "document": None} | manifest["settings"]
+        recorded = {} | manifest["settings"]
         sources = [(record["bytes"], record["sha256"]) for record in manifest["inputs"]]
     except (KeyError, TypeError) as error:
         raise UserError(f"{path} was not written by amos prepare: give another --out") from error
-    settings = dict.fromkeys(LATER_SETTINGS) | settings
     there = {name: recorded.get(name) for name in settings}
     if there != settings:
         raise UserError(

@@ -25,8 +25,6 @@ GROUPS_PER_SHARD = 16  # small enough to form shards of nearly equal size
 _MANY_LINES = 1000  # in a document of plain text, on average: a blank line may be there by chance
 _MANY_COPIES = 0.1  # of the documents
 FILE_BYTES = 1 << 22  # of text: what a process encodes at a time, and an interrupted run at most repeats
-# Corpora have these only if they were given: earlier versions did not know them.
-LATER_SETTINGS = ("protected", "character_coverage", "part")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,11 +49,7 @@ class CorpusSettings:
 
     def describe(self) -> dict[str, Any]:
         """Return the settings for ``corpus.json``; two runs with equal settings and inputs write the same bytes."""
-        settings = vars(self) | {"tokenizer": None if self.tokenizer is None else self.tokenizer.sha256}
-        for name in LATER_SETTINGS:
-            if not settings[name]:
-                del settings[name]
-        return settings
+        return vars(self) | {"tokenizer": None if self.tokenizer is None else self.tokenizer.sha256}
 
 
 @dataclass
