@@ -11,7 +11,7 @@ from amos_fairseq.criterions.pretraining import (
     PretrainingCriterion,
     batch_counts,
     detection_terms,
-    encoder_mlm_sums,
+    encoder_mlm_terms,
     mean,
     temperature_sum,
 )
@@ -62,9 +62,10 @@ class AmosCriterion(PretrainingCriterion):
         generator_loss = mlm_losses.sum() if output.learns_by_likelihood else 0.0
         loss = generator_loss + self.discriminator_loss_weight * self.task.masked_share * rtd_loss
 
-        prediction = {} if output.predictions is None else encoder_mlm_sums(output.predictions)
-        if prediction:
-            loss = loss + self.encoder_mlm_weight * prediction["main_loss"]
+        prediction: dict[str, Tensor] = {}
+        if output.predictions is not None:
+            main_loss, prediction = encoder_mlm_terms(output.predictions)
+            loss = loss + self.encoder_mlm_weight * main_loss
 
         logging_output = {
             "loss": loss.detach(),
@@ -73,7 +74,7 @@ class AmosCriterion(PretrainingCriterion):
             **mixture_sums(model.depth_names, output, mlm_losses.detach(), is_masked),
             **truncated_mass_sums(output.truncated_mass),
             **detection,
-            **{key: value.detach() for key, value in prediction.items()},
+            **prediction,
         }
         return loss, sample["num_masked"], logging_output
 

@@ -13,7 +13,7 @@ from amos_fairseq.criterions.pretraining import (
     batch_counts,
     detection_losses,
     detection_terms,
-    encoder_mlm_sums,
+    encoder_mlm_terms,
     temperature_sum,
 )
 from amos_fairseq.errors import UserError
@@ -143,9 +143,9 @@ class ElectraCriterion(PretrainingCriterion):
         share = self.task.masked_share if self.detection_positions == "all" else 1.0
         loss = self.discriminator_loss_weight * share * rtd_loss
         if output.predictions is not None:
-            sums = encoder_mlm_sums(output.predictions)
-            loss = loss + self.encoder_mlm_weight * sums["main_loss"]
-            log |= {key: value.detach() for key, value in sums.items()}
+            main_loss, sums = encoder_mlm_terms(output.predictions)
+            loss = loss + self.encoder_mlm_weight * main_loss
+            log |= sums
         return loss, log
 
     def choose_positions(self, batch: PretrainingBatch, is_real: Tensor) -> Tensor:
@@ -161,10 +161,8 @@ class ElectraCriterion(PretrainingCriterion):
         if self.detection_positions != "all":
             raise UserError(f"--detection-positions {self.detection_positions} needs --main-objective detection")
         predictions = output.predictions
-        sums = encoder_mlm_sums(predictions)
-        main_loss = sums["main_loss"]
-        replaced = output.replaced & batch.tokens.ne(self.padding_idx)
-        log = {key: value.detach() for key, value in sums.items()} | {"replaced": replaced.sum()}
+        main_loss, log = encoder_mlm_terms(predictions)
+        log["replaced"] = (output.replaced & batch.tokens.ne(self.padding_idx)).sum()
         if predictions.copy_probs is None:  # a sum over masked positions, whose number is sample_size
             return self.main_loss_weight * main_loss, log
         log["copy_prob"] = (predictions.copy_probs * predictions.weights).sum()

@@ -43,13 +43,10 @@ class DetectionWithMlmLossConfig(DetectionLossConfig):
     encoder_mlm_weight: float = II("model.encoder_mlm_weight")
 
 
-def encoder_mlm_sums(predictions: TokenPredictions) -> dict[str, Tensor]:
-    """Sum loss (nats) and accuracy of the main network's predictions of original tokens, and count them."""
-    return {
-        "main_loss": (predictions.nll * predictions.weights).sum(),
-        "main_acc": (predictions.correct * predictions.weights).sum(),
-        "_predicted": predictions.weights.sum(),
-    }
+def encoder_mlm_terms(predictions: TokenPredictions) -> tuple[Tensor, dict[str, Tensor]]:
+    """Sum the loss (nats) of the main network's predictions of original tokens; return the sum, and what is logged."""
+    loss, correct = ((part * predictions.weights).sum() for part in (predictions.nll, predictions.correct))
+    return loss, {"main_loss": loss.detach(), "main_acc": correct, "_predicted": predictions.weights.sum()}
 
 
 def detection_losses(logits: Tensor, replaced: Tensor) -> Tensor:

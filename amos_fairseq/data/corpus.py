@@ -80,7 +80,7 @@ def check_samples(path: str, *versions: tuple[int, ...]) -> None:
 def check_prepared(directory: Path, manifest: str, split: str) -> None:
     """Read the files of a split of prepared labels, which are small, and compare them with the hashes in ``manifest``.
 
-    A process reads a file once. Data without a manifest, or with one of an earlier version, have no hashes.
+    A process reads a file once. Data without a manifest, or whose manifest has no hashes, are not compared.
     """
     file = directory / manifest
     hashes = (read_json(file, _BINARIZE_AGAIN, optional=True) or {}).get("sha256", {})
@@ -134,7 +134,7 @@ def corpus_directories(directories: list[Path], needs_all: bool = True) -> list[
             continue
         manifest = read_json(directory / CORPUS_FILE, _BINARIZE_AGAIN)
         shards += [directory / record["directory"] for record in manifest["shards"]]
-        if isinstance(settings := manifest.get("settings"), dict) and "part" in settings:
+        if isinstance(settings := manifest.get("settings"), dict) and settings.get("part"):
             parts.append(settings.pop("part"))
             made_of.append([settings, manifest.get("inputs")])
     in_order = [[index, len(parts)] for index in range(len(parts))]

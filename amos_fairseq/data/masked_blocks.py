@@ -223,10 +223,3 @@ class MaskedBlockDataset(EpochOrder, FairseqDataset):
                 "masked_weights": torch.from_numpy(weights),
             },
         }
-
-    def num_tokens(self, index: int) -> int:
-        """Return T for every block, since shorter blocks are padded."""
-        return self.tokens_per_block
-
-    def size(self, index: int) -> int:
-        return self.tokens_per_block

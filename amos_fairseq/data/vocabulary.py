@@ -145,7 +145,7 @@ def _find_tokenizer(directories: list[Path], flag: str | None) -> Path | None:
             raise UserError(f"--tokenizer-directory {flag} is not a directory")
         return Path(flag)
     candidates = [directories[0] / TOKENIZER_DIRECTORY]
-    if len(directories) > 1:
+    if len(directories) > 1 or shard_record(directories[0]) is not None:
         candidates.append(directories[0].absolute().parent / TOKENIZER_DIRECTORY)
     # SAVE_DIR/tokenizer, given as data, is itself a tokenizer directory with its dictionary.
     if (directories[0] / SETTINGS_FILE).is_file():

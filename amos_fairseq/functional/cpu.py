@@ -125,7 +125,7 @@ class _CpuAttention(Function):
         *query_key, value = heads.permute(2, 0, 3, 1, 4).contiguous()  # each [B,H,T,d]
         query, key = query_key if rotation is None else (rotate(part, rotation) for part in query_key)
         learned_bias = None if learned is None else learned.to(heads.dtype)
-        query *= d**-0.5
+        query *= d**-0.5  # in place: a copy but for B = T = 1, whose scores do not matter
         keep_mask = sample_keep_mask((B, H, T, T), dropout) if dropout else None
         needs_weights = any(ctx.needs_input_grad)
         all_weights = []

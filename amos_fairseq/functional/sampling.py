@@ -94,7 +94,7 @@ class TopK(NamedTuple):
 
     tokens: Tensor  # [N,k] int64, in descending order of their scores; the first one is a sample of the softmax
     scores: Tensor  # [N,k] float32, log weight + Gumbel noise of that token; -inf where the token is a repetition
-    last_time: Tensor  # [N,1] float64, the time of the last event: -log of it is below all scores that are not -inf
+    last_time: Tensor  # [N,1] float64, the time of the last event: no score but -inf is below -log of it
 
 
 def gumbel_top_k_sampling(weights: Tensor, k: int) -> TopK:
@@ -170,7 +170,7 @@ def pick(weights: Tensor, points: Tensor) -> Tensor:
     """
     ends = running_sums(weights.double())
     entries = torch.searchsorted(ends, points * (ends[..., -1:] * BELOW_ONE), right=True)
-    return entries.clamp_(max=weights.size(-1) - 1)  # only nan can exceed it
+    return entries.clamp_(max=weights.size(-1) - 1)  # exceeded only where all weights are 0, or one is nan
 
 
 def running_sums(values: Tensor) -> Tensor:

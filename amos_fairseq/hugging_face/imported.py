@@ -56,6 +56,8 @@ def configuration(arch: str, settings: dict[str, Any], source: str) -> DictConfi
         raise UserError(f"--arch {arch} is not an architecture of this package: give one of {', '.join(sorted(known))}")
     fixed = ["--task", "text_pretraining", "--optimizer", "grouped_adam", "--lr", "0"]
     fixed += ["--arch", arch, "--criterion", arch.partition("_")[0]]
+    if arch in ("electra_large", "electric_large"):
+        fixed += ["--mask-prob", "0.25"]  # ELECTRA, Table 6; amos score needs the share
     parser = options.get_training_parser()
     flags = options.parse_args_and_arch(parser, ["imported", *fixed, *as_flags(settings)])
     config = convert_namespace_to_omegaconf(flags)

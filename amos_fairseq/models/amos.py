@@ -53,8 +53,8 @@ class AmosConfig(ReplacementConfig):
     # At V = 32,768 and temperature 0.3 the 128 largest hold all but 2e-5: functional/mixture.py.
     gumbel_entries: int = setting(
         128,
-        "maximum number of Gumbel-Softmax entries, the largest ones, that carry its gradient with --kernels fast; "
-        "0: all, exactly",
+        "maximum number of Gumbel-Softmax entries, the largest ones, that carry its gradient; "
+        "0 (and --kernels reference): all, exactly",
         "0 or more",
     )
     no_stop_gradient: bool = setting(False, "let deeper MLM losses train the shallower blocks too (ablation)")

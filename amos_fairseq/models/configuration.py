@@ -166,7 +166,7 @@ class DetectorConfig(EncoderConfig):
     )
     discriminator_lr_scale: float = setting(
         1.0,
-        "learning rate of the discriminator's layers and head, as a fraction of that of the rest (in "
+        "learning rate of the discriminator's layers and detection head, as a fraction of that of the rest (in "
         "the mini recipes with BERT's encoder 0.2, AMOS 0.05)",
         "above 0 and at most 1",
     )

@@ -57,7 +57,7 @@ class ElectraConfig(ReplacementConfig):
     generator: ChoiceEnum(["masked_lm", "unigram", "uniform"]) = setting(
         "masked_lm",
         "distribution of the replacement tokens: a masked language model, the token frequencies of the training "
-        "text, or the uniform distribution",
+        "text (of the first run, where weights are loaded), or the uniform distribution",
     )
     generator_size: float = setting(
         1 / 3, "width, FFN width and attention heads of the generator, as a fraction of the encoder's", "above 0"
@@ -88,7 +88,7 @@ class GeneratorOutput(NamedTuple):
     """Predictions and samples of the generator; a field is None if the generator has no context or no reward."""
 
     nll: Tensor | None  # [B,M] float32, -log p(original), nats
-    correct: Tensor | None  # [B,M] bool, the most probable token is the original
+    correct: Tensor | None  # [B,M] bool, no token is more probable than the original
     sampled: Tensor  # [B,M] int64
     sampled_log_probs: Tensor | None = None  # [B,M] float32, log q(sampled) of a generator that learns by reward
     baseline_logits: Tensor | None = None  # [B,M] float32, for the same generator

@@ -115,10 +115,6 @@ class TwoTower(nn.Module):
             right = torch.where(is_last.unsqueeze(-1), last, right)
         return torch.cat([left, right], dim=-1)
 
-    @property
-    def num_layers(self) -> int:
-        return len(self.past.layers)
-
 
 @register_model("electric", dataclass=ElectricConfig)
 class ElectricModel(PretrainingModel):
@@ -161,7 +157,7 @@ class ElectricModel(PretrainingModel):
 
     @property
     def depth_names(self) -> list[str]:
-        return [str(self.generator.num_layers)]
+        return [str(len(self.generator.past.layers))]
 
     def forward(self, batch: PretrainingBatch) -> ElectricOutput:
         """Predict, sample, corrupt, classify as noise or text (Algorithm 2).

@@ -25,7 +25,14 @@ from amos_fairseq.models.configuration import (
     parse_layers,
     transformer_config,
 )
-from amos_fairseq.modules.encoder import LayerOutputs, TransformerConfig, initialize, mark_layer_depths, mark_undecayed
+from amos_fairseq.modules.encoder import (
+    LayerOutputs,
+    TransformerConfig,
+    initialize,
+    mark_layer_depths,
+    mark_lr_scale,
+    mark_undecayed,
+)
 from amos_fairseq.modules.heads import ClassificationHead, LayerMixture
 from amos_fairseq.setting_checks import check_ranges
 
@@ -136,6 +143,8 @@ class FineTunedModel(BaseFairseqModel):
         initialize(module, self.cfg.init_std, self.cfg.linear_init_std)
         mark_undecayed(module, also=("relative_position",))
         mark_layer_depths(self)
+        if self.cfg.encoder_lr_scale != 1:
+            mark_lr_scale([*self.embed_tokens.parameters(), *self.encoder.parameters()], self.cfg.encoder_lr_scale)
 
     def register_heads_of(self, state_dict: dict[str, Tensor]) -> None:
         """Add the heads of a fine-tuned checkpoint."""

@@ -67,7 +67,7 @@ class PretrainingOutput:
     """Input of the criterion, the log and ``amos inspect``. A field is None if the model has no such part."""
 
     mlm_nll: Tensor | None = None  # [B,M] float32, -log p(original), nats; AMOS: [K,B,M], of each depth
-    mlm_correct: Tensor | None = None  # of the same shape, bool, the most probable token is the original
+    mlm_correct: Tensor | None = None  # of the same shape, bool, no token is more probable than the original
     sampled_tokens: Tensor | None = None  # [B,M] int64
     corrupted_tokens: Tensor | None = None  # [B,T] int64, the discriminator's input
     replaced: Tensor | None = None  # [B,T] bool, differs from the original
@@ -195,11 +195,17 @@ class PretrainingModel(BaseFairseqModel, abc.ABC):
         lr_scale = getattr(self.cfg, "discriminator_lr_scale", 1.0)
         if lr_scale != 1:
             if self.cfg.encoder_lr_scale != 1:
-                raise ValueError("--encoder-lr-scale and --discriminator-lr-scale are for the same layers: give one")
+                raise ValueError(
+                    "--encoder-lr-scale and --discriminator-lr-scale (which the mini sizes set) are for the "
+                    "same layers: set one of them to 1"
+                )
             mark_lr_scale(self.discriminator_parameters(), lr_scale)
 
     def discriminator_parameters(self) -> list[nn.Parameter]:
-        """Return what the discriminator alone uses above its embeddings: layers, relative positions and detection head."""
+        """Return what the discriminator alone uses above its embeddings: layers, relative positions and detection head.
+
+        Not its other heads, nor the projection of its embeddings.
+        """
         modules = [*self.discriminator.parts_above_embeddings, self.detection_head]
         # A second branch of TEAMS, beside or on top of the layers.
         modules += [getattr(self, name, None) for name in ("rtd_layer", "rtd_ffn", "mws_ffn")]
@@ -256,11 +262,10 @@ class PretrainingModel(BaseFairseqModel, abc.ABC):
     def mlm_loss(self, hidden: Tensor, bias: Tensor, originals: Tensor) -> tuple[Tensor, Tensor]:
         """Compute the MLM loss of each position: softmax over the vocabulary of e(x) . hidden + bias (TEAMS Eq. 2).
 
-        ``hidden`` [...,E] is the output of an MLM head, ``bias`` [V] -> -log p(original) [...] float32 in nats, and whether the
-        original is the most probable token [...] bool.
+        ``hidden`` [...,E] is the output of an MLM head, ``bias`` [V] -> -log p(original) [...] float32 in nats, and whether
+        no token is more probable than the original [...] bool.
         """
-        kernels = str(self.cfg.kernels) if self.is_fast else "reference"
-        return cross_entropy(hidden, self.generator_embedding.weight, bias, originals, kernels)
+        return cross_entropy(hidden, self.generator_embedding.weight, bias, originals, str(self.cfg.kernels))
 
     def mlm_loss_and_sample(
         self, hidden: Tensor, bias: Tensor, originals: Tensor, sampler: Sampler

@@ -9,7 +9,7 @@ of the encoder, E width of the token embeddings.
 import abc
 import copy
 import functools
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -134,9 +134,6 @@ class LayerOutputs:
     def __getitem__(self, index: int) -> Tensor:
         """Return the states that heads read above one layer: [B,T,D]."""
         return self._restore(self._normalize(self.sums[index]))
-
-    def __iter__(self) -> Iterator[Tensor]:
-        return (self[index] for index in range(len(self)))
 
     def at(self, index: int, positions: Tensor) -> Tensor:
         """Return the states above one layer at ``positions`` [B,M] int64: [B,M,D]."""

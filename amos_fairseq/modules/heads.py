@@ -45,7 +45,7 @@ class TokenPredictions(NamedTuple):
     """N is M, the masked positions of a sequence, or T, all of its tokens."""
 
     nll: Tensor  # [B,N] float32, -log p(original), nats
-    correct: Tensor  # [B,N] bool, the most likely token is the original
+    correct: Tensor  # [B,N] bool, no token is more likely than the original
     weights: Tensor  # [B,N] float32, 1, or 0 where the prediction does not count
     copy_probs: Tensor | None  # [B,N] float32, D; None without the copy mechanism
 

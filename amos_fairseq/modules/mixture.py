@@ -101,7 +101,7 @@ class MixturePrediction(NamedTuple):
     """Losses of all depths, and tokens sampled from their mixture."""
 
     nll: Tensor  # [K,B,M] float32, -log p(original) of each depth, nats
-    correct: Tensor  # [K,B,M] bool, the most likely token of the depth is the original
+    correct: Tensor  # [K,B,M] bool, no token is more likely at the depth than the original
     sampled: Tensor  # [B,M] int64, a token of the mixture
     # [B,M,E], zeros with the reversed gradient; None if nothing would receive it.
     adversarial_term: Tensor | None = None

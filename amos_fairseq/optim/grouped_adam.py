@@ -71,7 +71,7 @@ class GroupedAdam(FairseqOptimizer):
         self._optimizer.supports_step_with_scale = True
         if not cfg.bias_correction:
             self._optimizer.step = partial(self._uncorrected_step, self._optimizer.step)
-        self.set_lr(first(cfg.lr))
+        self.set_lr(cfg.lr[0])
 
     def get_lr(self) -> float:
         """Return the schedule's learning rate, which is that of the heads."""
@@ -117,7 +117,7 @@ class GroupedAdam(FairseqOptimizer):
     @property
     def optimizer_config(self) -> dict[str, Any]:
         """The settings that all groups share; weight decay and the share of the learning rate differ by group."""
-        return {"lr": first(self.cfg.lr), "betas": parse_betas(self.cfg.adam_betas), "eps": self.cfg.adam_eps}
+        return {"lr": self.cfg.lr[0], "betas": parse_betas(self.cfg.adam_betas), "eps": self.cfg.adam_eps}
 
     def load_state_dict(self, state_dict: dict[str, Any], optimizer_overrides: dict[str, Any] | None = None) -> None:
         """Load moments, counters and rate from a checkpoint; betas, epsilon and both decays come from the current flags.
@@ -141,7 +141,7 @@ class GroupedAdam(FairseqOptimizer):
         counts = [int(state["step"]) for state in self.optimizer.state.values() if "step" in state]
         self._num_steps = max(counts, default=0)
         leading = self.param_groups[0]
-        lr = overrides.pop("lr", leading["lr"] / leading["lr_scale"])
+        lr = overrides.pop("lr", leading["lr"] / leading.get("lr_scale", 1.0))  # fairseq's own adam has none
         for group, settings in zip(self.param_groups, flags, strict=True):
             group.update(settings | overrides)
         self.set_lr(lr)
@@ -216,8 +216,3 @@ def parse_betas(text: str) -> tuple[float, float]:
     if not all(0 <= beta < 1 for beta in betas):
         raise UserError(f"--adam-betas needs two numbers from 0 to below 1, such as '(0.9, 0.98)'; got {text!r}")
     return betas
-
-
-def first(lr: list[float] | float) -> float:
-    """Return the first of fairseq's learning rates by epoch."""
-    return float(lr) if isinstance(lr, (int, float)) else float(lr[0])

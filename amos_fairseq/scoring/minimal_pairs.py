@@ -34,9 +34,10 @@ from amos_fairseq.scoring import PAIR_SUFFIXES
 from amos_fairseq.scoring.lines import DECIMALS, EncodedLine, encoded_lines, score_lines, with_unknown_pieces
 from amos_fairseq.scoring.token_scorers import DetectionScorer, build_pair_scorer
 from amos_fairseq.strangers import LONGEST_NAME, parse_json, plain_name
+from amos_fairseq.text import special_ids
 from amos_fairseq.text.file_kinds import FOLDER, kind_and_compression, kind_of, refuse_many_brackets
 from amos_fairseq.text.input_files import read_lines
-from amos_fairseq.text.tokenization.tokenizer import SPECIAL_SYMBOLS, read_dictionary_symbols
+from amos_fairseq.text.tokenization.tokenizer import read_dictionary_symbols
 
 FORMAT = 1
 NO_TERM = "-"
@@ -188,7 +189,7 @@ def unigram_log_probs(loaded: LoadedCheckpoint, corpus: str) -> torch.Tensor:
         paths.append(str(directory / "train"))
     texts = (data_utils.load_indexed_dataset(path, dictionary, combine=True) for path in paths)
     counts = count_tokens(texts, len(dictionary)).double()
-    counts[[dictionary.index(symbol) for symbol in SPECIAL_SYMBOLS]] = 0
+    counts[special_ids(dictionary)] = 0
     return ((counts + 1) / (counts.sum() + len(symbols))).log()
 
 

@@ -16,6 +16,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from amos_fairseq.checkpoints.read import LoadedCheckpoint
 from amos_fairseq.data.block_iterator import batches_by_length
+from amos_fairseq.data.phases import read_phases
 from amos_fairseq.errors import UserError
 from amos_fairseq.functional.replaced_token_detection import log_prob_of_original
 from amos_fairseq.models.amos import AmosModel
@@ -38,8 +39,8 @@ class TokenScorer(abc.ABC):
 
     Attributes:
         tokens_per_batch: tokens of a batch, including padding.
-        masks_each: it needs a forward pass for each piece, which is masked in it.
-        reads_once: it needs one, or one more, for the whole text.
+        masks_each: it needs a forward pass for each piece, with that piece masked.
+        reads_once: it needs one forward pass over the unchanged text.
     """
 
     masks_each = reads_once = False
@@ -145,7 +146,10 @@ class ElectraScorer(TokenScorer):
             raise UserError(
                 f"{loaded.file} gives no probability of a token: {reason}; use plain ELECTRA, mlm or electric"
             )
-        self.mask_prob: float = loaded.task["mask_prob"]
+        task = loaded.task
+        self.mask_prob: float = task["mask_prob"]
+        if task.get("phases"):  # the discriminator has learned the share of the last one
+            self.mask_prob = read_phases(task["phases"], task["tokens_per_sample"], self.mask_prob)[-1].mask_prob
 
     def log_probs(self, sequences: Sequence[Tensor]) -> list[Tensor]:
         noise = self.with_each_masked(sequences, self._noise_log_probs)
@@ -204,6 +208,8 @@ def why_it_cannot_detect(loaded: LoadedCheckpoint) -> str | None:
         return f"its main network is not trained to detect replacements (--main-objective {model.cfg.main_objective})"
     if isinstance(model, TeamsModel) and "rtd" not in model.tasks:
         return "it was trained without replaced token detection (--rtd-loss-weight 0)"
+    if loaded.criterion.get("discriminator_loss_weight") == 0:  # TEAMS and imported models have no such setting
+        return "its discriminator was not trained (--discriminator-loss-weight 0)"
     if str(loaded.criterion.get("detection_positions", "all")) == "masked":
         return "it was trained at masked positions only (--detection-positions masked), where every token is sampled"
     return None

@@ -1,5 +1,6 @@
 """The base class of this package's tasks: vocabulary, batches in a fixed order, and random numbers of a micro-batch."""
 
+import copy
 import logging
 from typing import Any
 
@@ -65,6 +66,7 @@ class CorpusTask(FairseqTask):
             max_positions: of the model.
             settings: for :meth:`iterator_settings`.
         """
+        dataset = copy.copy(dataset)  # with an epoch of its own: a run may also validate on its training data
         flag = f"--{self.length.replace('_', '-')}"
         batch_size = blocks_per_batch(self.max_positions(), max_tokens, max_sentences, max_positions, flag)
         settings = self.iterator_settings(dataset, epoch, **settings)

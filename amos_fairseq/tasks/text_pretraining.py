@@ -133,8 +133,8 @@ class TextPretrainingTask(CorpusTask):
         super().__init__(cfg, vocabulary, dictionary)
         whole_run = Phase(cfg.tokens_per_sample, 1.0, None, cfg.mask_prob)
         self.phases = read_phases(cfg.phases, cfg.tokens_per_sample, cfg.mask_prob)
-        self.of_validation = whole_run
-        self.of_step = (self.phases or [whole_run])[0]  # the phase of the present step
+        self.of_validation = whole_run  # length and share of masked tokens
+        self.of_step = (self.phases or [whole_run])[0]  # the same of the present step's phase
         self.due_phase: Callable[[], int] = lambda: 0  # set by run/phases.py
 
     @classmethod

@@ -144,9 +144,7 @@ def join_encoded(files: Iterable[Path], prefix: Path, num_symbols: int) -> dict[
             except Exception as error:  # a zip file has many ways to be damaged
                 hint = "what is unfinished was removed, repeat the command"
                 raise UserError(f"{path} is damaged ({error}): {hint}") from error
-            if not len(lengths):
-                continue
-            if totals["documents"]:
+            if len(lengths) and totals["documents"]:
                 target.add_line([END_ID])
                 totals["tokens"] += 1
             target.add_lines(ids, lengths.tolist())

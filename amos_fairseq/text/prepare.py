@@ -367,7 +367,8 @@ def is_finished_corpus(out: Path, settings: dict[str, Any], inputs: list[dict[st
     if sources != [(facts["bytes"], facts["sha256"]) for facts in inputs]:
         known = [sha256 for _, sha256 in sources]
         new = next(
-            (f" ({facts['name']} is new, or has changed)" for facts in inputs if facts["sha256"] not in known), ""
+            (f" ({facts['name']} is new, or has changed)" for facts in inputs if facts["sha256"] not in known),
+            " (fewer of them, or in another order)",
         )
         raise UserError(f"{out} contains a finished corpus of other inputs{new}: give another --out, or remove {out}")
     refuse_link(out / UNFINISHED)
@@ -421,7 +422,7 @@ def _settings(arguments: argparse.Namespace) -> CorpusSettings:
         text_column=arguments.text_column or TEXT_COLUMN,
         csv_quotes=arguments.csv_quotes,
         document=_document_end(arguments.document),
-        protected=protected,
+        protected=protected or None,
         character_coverage=arguments.character_coverage,
         part=_part(arguments.shard),
     )

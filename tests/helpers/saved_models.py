@@ -169,7 +169,7 @@ class WordTokenizer:
 
 
 def pretrained(
-    model_class: type[PretrainingModel], config: Any, num_tokens: int, mask_prob: float = 0.15, **criterion: str
+    model_class: type[PretrainingModel], config: Any, num_tokens: int, mask_prob: float = 0.15, **criterion: Any
 ) -> LoadedCheckpoint:
     """An untrained model in eval mode whose tokens are ``word0`` to ``word{num_tokens - 1}``, ids from 4 on."""
     dictionary = small_dictionary(num_tokens)

@@ -18,12 +18,12 @@ from amos_fairseq.optim.grouped_adam import GroupedAdam, GroupedAdamConfig
 LEARNING_RATE, WEIGHT_DECAY = 0.01, 0.1
 
 
-def fine_tuned_model(num_layers: int) -> TextModel:
+def fine_tuned_model(num_layers: int, **settings: float) -> TextModel:
     """With everything that can be below the layers: token types, a projection, a relative position table."""
     torch.manual_seed(0)
     sizes = {"encoder_layers": num_layers, "encoder_embed_dim": 8, "encoder_ffn_embed_dim": 12, "max_positions": 10}
     below = {"relative_position_scheme": "t5", "embedding_dim": 4, "token_types": 2}
-    cfg = EncoderConfig(**sizes, **below, encoder_attention_heads=2)
+    cfg = EncoderConfig(**sizes, **below, **settings, encoder_attention_heads=2)
     model = TextModel(cfg, PaddedVocabulary.of(small_dictionary()))
     model.register_classification_head("sentence", num_classes=3)
     return model
@@ -156,6 +156,13 @@ def test_flags_win_over_the_checkpoint_and_other_groups_are_refused():
     assert (changed.get_lr(), rates_by_name(changed, model)["embed_tokens.weight"]) == (4.0, 0.5)
     with pytest.raises(UserError, match="whether there is a --layer-wise-lr-decay and a --discriminator-lr-scale or"):
         GroupedAdam(config(1.0), model.parameters()).load_state_dict(saved)
+
+
+def test_an_encoder_has_a_lower_rate_than_its_heads():
+    model = fine_tuned_model(3, encoder_lr_scale=0.1)
+    rates = rates_by_name(GroupedAdam(config(0.8), model.parameters()), model, "lr_scale")
+    scales = {name: 1.0 if name.startswith("classification_heads.") else 0.1 for name in rates}
+    assert rates == pytest.approx({name: scale * 0.8 ** exponent_by_name(name, 3) for name, scale in scales.items()})
 
 
 def test_state_without_lr_scale_is_loaded():

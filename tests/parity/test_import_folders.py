@@ -15,7 +15,9 @@ from torch import Tensor
 import amos_fairseq
 from amos_fairseq.checkpoints.read import load_checkpoint, read_state
 from amos_fairseq.cli.main import main
+from amos_fairseq.hugging_face.imported import configuration
 from amos_fairseq.models.pretraining import PretrainingBatch, PretrainingModel
+from amos_fairseq.recipes.composition import compose_recipe
 from amos_fairseq.text.tokenization import load_tokenizer
 from amos_fairseq.text.tokenization.fast_tokenizer import row_map
 
@@ -138,6 +140,12 @@ def test_electra_keeps_its_generator_and_its_detection_head(folders, checkpoints
     discriminator = transformers.ElectraForPreTraining.from_pretrained(folders / "electra").eval()
     detected = model.detection_head(model.discriminator(model.embed_tokens(rows))[-1])
     torch.testing.assert_close(detected, discriminator(ids[rows]).logits, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("arch", ["electra_base", "electra_large", "electric_large"])
+def test_the_share_of_masked_tokens_is_that_of_the_recipe(arch):
+    """From which amos score computes the log-probability of a token."""
+    assert configuration(arch, {}, "google").task.mask_prob == compose_recipe(arch).task.mask_prob
 
 
 DETECTION_LABELS = {"id2label": {0: "original", 1: "replaced"}, "label2id": {"original": 0, "replaced": 1}}

@@ -161,6 +161,7 @@ def test_detection_equals_a_loop_in_float64(name):
 REFUSED = {
     "its main network is not trained to detect replacements": ("electra", {"main_objective": "replace_mlm"}, {}),
     "it was trained at masked positions only": ("electra", {}, {"detection_positions": "masked"}),
+    "its discriminator was not trained": ("electra", {}, {"discriminator_loss_weight": 0.0}),
     "it was trained without replaced token detection": ("teams_mws", {"rtd_loss_weight": 0.0}, {}),
 }
 

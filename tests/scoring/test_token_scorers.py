@@ -137,6 +137,17 @@ def test_generator_gets_masked_tokens_and_discriminator_the_text(temperature):
         assert values[0] == values[-1] == 0
 
 
+def test_the_masked_share_is_that_at_the_end_of_the_training():
+    loaded = electra()
+    loaded.task["tokens_per_sample"] = 64
+    loaded.task["phases"] = "[{length: 32, share: 0.5}, {length: 64, share: 0.5, mask_prob: 0.4}]"
+    (tokens,) = sequences(loaded.dictionary, (4,), NUM_WORDS)
+    (found,) = build_token_scorer(loaded, 4096).log_probs([tokens])
+    log_q, logits = naive(loaded.model, tokens)
+    # Two networks in float32 behind logarithms.
+    torch.testing.assert_close(found[1:-1].double(), log_prob_of_original(logits, log_q, 0.4), rtol=1e-3, atol=1e-4)
+
+
 @torch.no_grad()
 def test_generator_without_context():
     loaded = electra(generator="uniform", generator_size=1 / 2)

@@ -110,6 +110,19 @@ def test_the_folder_of_several_shards_is_all_of_them(tmp_path: Path) -> None:
     assert task.cfg.data == ":".join(map(str, shards))
     assert task.has_sharded_data("train")
     assert task.vocabulary.tokenizer_directory == tmp_path / "tokenizer"
+    assert make_task(shards[1]).vocabulary.tokenizer_directory == tmp_path / "tokenizer"
+
+
+def test_validation_on_the_training_data_leaves_the_masks_of_the_epoch(corpus: Path) -> None:
+    """Within epoch 3, as fairseq validates: on the same data set, in epoch 1."""
+    undisturbed = [contents(batch) for batch in train_iterator(corpus, 3).next_epoch_itr(shuffle=True)]
+    task = make_task(corpus)
+    task.load_dataset("train", epoch=3)
+    of_training = task.get_batch_iterator(task.dataset("train"), max_sentences=4, epoch=3)
+    batches = of_training.next_epoch_itr(shuffle=True)
+    before = [contents(next(batches)) for _ in range(2)]
+    task.get_batch_iterator(task.dataset("train"), max_sentences=4, epoch=1).next_epoch_itr(shuffle=False)
+    assert before + [contents(batch) for batch in batches] == undisturbed
 
 
 @pytest.mark.parametrize(("batches_before", "num_workers"), [(3, 0), (7, 2)])

@@ -2,11 +2,13 @@
 
 import os
 import signal
+from pathlib import Path
 
+import numpy as np
 import pytest
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.text.encoding import KilledWorkerError, in_own_process, process_pool
+from amos_fairseq.text.encoding import COUNTS, KilledWorkerError, in_own_process, join_encoded, process_pool
 
 
 def fail_at_three(number: int) -> int:
@@ -32,3 +34,12 @@ def test_an_error_of_a_worker_is_raised_here_and_ends_the_others() -> None:
         list(map_in_order(fail_at_three, range(5)))
     with pytest.raises(KilledWorkerError, match="killed by the system, usually because memory is full"):
         in_own_process(kill_this, 0)
+
+
+def test_a_file_of_which_nothing_is_left_is_counted(tmp_path: Path) -> None:
+    for name, ids in (("0.npz", [5, 6, 2]), ("1.npz", [])):
+        lengths = [len(ids)] if ids else []
+        counts = [1] * len(COUNTS) if ids else [0] * (len(COUNTS) - 1) + [7]
+        np.savez(tmp_path / name, ids=np.array(ids, np.int32), lengths=np.array(lengths, np.int64), counts=counts)
+    totals = join_encoded([tmp_path / "0.npz", tmp_path / "1.npz"], tmp_path / "train", 9)
+    assert totals == dict.fromkeys(COUNTS, 1) | {COUNTS[-1]: 8}

@@ -119,7 +119,7 @@ class FastTokenizer(Tokenizer):
                     f"{path}: the dropout of its merges ({dropout:g}) is switched off, so that a text has one encoding"
                 )
             special_tokens = settings.get("special_tokens") or find_special_tokens(directory, library)
-            # Corpora and runs of earlier versions do not protect what their tokenizer.json calls special.
+            # Settings name all that is protected; without settings it is what the tokenizer.json calls special.
             protected = settings.get(_PROTECTED, []) if settings else find_markers(library, special_tokens)
             return cls(model, special_tokens, settings.get("kind", HUGGING_FACE), protected)
         except ValueError as error:
