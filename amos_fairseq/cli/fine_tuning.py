@@ -23,7 +23,6 @@ BASELINES = {
 def add_arguments(
     parser: argparse.ArgumentParser,
     data_help: str | None,
-    required: bool = True,
     has_pairs: bool = True,
     has_pooling: bool = True,
     raw_help: str | None = None,
@@ -36,7 +35,6 @@ def add_arguments(
 
     Args:
         data_help: of --data; None for a command without it.
-        required: whether the parser itself requires --checkpoint, --data and --out.
         has_pairs: whether an input can be a pair of texts.
         has_pooling: whether the head reads one vector for each input.
         raw_help: what a raw file is, for --train and --dev, which may then replace --data (:func:`check_data`).
@@ -47,7 +45,7 @@ def add_arguments(
     """
     add = parser.add_argument
     text = "checkpoint, or SAVE_DIR of a run (its last checkpoint)"
-    add("--checkpoint", metavar="CKPT", required=required, help=text)
+    add("--checkpoint", metavar="CKPT", required=True, help=text)
     if raw_help is not None:
         text = f"raw files, converted with the tokenizer of the checkpoint and kept in OUT/data: {raw_help}"
         add("--train", metavar="FILE", type=Path, help=text)
@@ -55,9 +53,9 @@ def add_arguments(
         data_help = None if data_help is None else f"instead of --train and --dev: {data_help}"
     if data_help is not None:
         several = {"nargs": "+", "action": "extend"} if several_data else {}
-        add("--data", metavar="DIR", required=required and raw_help is None, help=data_help, **several)
+        add("--data", metavar="DIR", required=raw_help is None, help=data_help, **several)
     text = "directory for runs, tables and predictions; the same command continues there"
-    add("--out", metavar="DIR", required=required, help=text)
+    add("--out", metavar="DIR", required=True, help=text)
     add("--seeds", type=int, metavar="N", default=5, help="runs per task, with seeds 1 to N")
     add("--from-scratch", action="store_true", help="baseline: initialize the checkpoint's architecture randomly")
 
@@ -66,7 +64,7 @@ def add_arguments(
         add("--baseline", nargs="+", choices=baselines, default=(), help=text)
     text = "own_labels, amos, amos_grid, bam, electra, electric, mlm, teams, or the path of a YAML file"
     add("--recipe", metavar="NAME", default=recipe, help=text)
-    text = "small, base or large, where the recipe depends on it (default: from the encoder's width)"
+    text = "small, base or large, of a recipe with sizes (default: from the encoder's width)"
     add("--size", choices=SIZES, metavar="SIZE", help=text)
     add("--lr", type=float, help="learning rate of every task (default: the recipe's)")
     add("--epochs", type=int, metavar="N", help="epochs of every task (default: the recipe's)")

@@ -59,7 +59,7 @@ def run(arguments: argparse.Namespace) -> None:
     if len(arguments.data or ()) < 2:
         refuse_given(arguments, ["sampling_exponent", "view_heads"], "has no effect on a single column")
     if arguments.data is not None:
-        reason = "chooses from raw files; --data have it from amos prepare tagging"
+        reason = "is for raw files; --data was prepared with its own"
         refuse_given(arguments, ["column", "columns", "encoding", "labeled", "unlabeled"], reason)
     fine_tuning.start(arguments)
     from amos_fairseq.downstream.tagging.command import main

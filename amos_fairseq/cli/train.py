@@ -38,9 +38,7 @@ def run(arguments: argparse.Namespace) -> None:
     if {"-h", "--help"} & set(arguments.settings):
         arguments.parser.print_help()
         return
-    from amos_fairseq.recipes.overrides import (
-        training_command,
-    )  # here, because Hydra takes a quarter of a second to import
+    from amos_fairseq.recipes.overrides import training_command  # here: importing Hydra takes a quarter of a second
 
     # Behind RECIPE, argparse leaves all words to Hydra.
     of_time = argparse.ArgumentParser(prog=arguments.parser.prog, add_help=False, allow_abbrev=False)

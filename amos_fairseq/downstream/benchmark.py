@@ -58,9 +58,7 @@ class BenchmarkTask:
     data_sha256: str  # fingerprint of the prepared data; runs on other data are not continued
     trials: tuple[Hyperparameters, ...]  # the combinations of hyperparameters to run: one, or those of a grid
     notes: tuple[str, ...] = ()  # footnotes for the scores, such as a training set that differs from the official one
-    sampling_exponent: float | None = (
-        None  # of the shares of several tasks that one model learns; None for a single task
-    )
+    sampling_exponent: float | None = None  # of the shares of several tasks that one model learns
 
     @property
     def carries_rest(self) -> bool:
@@ -187,7 +185,7 @@ class Benchmark(ABC):
             stop: once it is set, raise :class:`Stopped` before the next batch.
 
         Returns:
-            Scores in percent by name, including ``main_score``, as Python floats.
+            Scores by name, in percent but for a mean squared error and a threshold, including ``main_score``, as Python floats.
         """
 
     def fill_directory(self, run: TaskRun) -> None:
@@ -270,7 +268,7 @@ def schedules_in_words(benchmark: Benchmark) -> Iterator[str]:
             yield f"{task.name}: {len(task.trials)} combinations of settings"
             continue
         settings, schedule = task.trials[0], task.trials[0].schedule(task.num_examples, task.carries_rest)
-        epochs = f"{schedule.num_epochs} epochs"
+        epochs = f"{schedule.num_epochs} epoch{'' if schedule.num_epochs == 1 else 's'}"
         if schedule.repetitions > 1:
             epochs += f" ({settings.epochs}, repeated for {settings.min_updates:,} updates or more)"
         yield (
@@ -288,7 +286,7 @@ def verdicts(benchmark: Benchmark, summaries: Summaries, baselines: Mapping[str,
         of_task = baselines.get(task, NO_BASELINES)
         judged = (summary.best.main_score, *benchmark.judged_too)
         for score, (row, scores) in itertools.product(judged, of_task.scores.items()):
-            if score not in scores:  # written by an earlier version
+            if score not in scores:  # OUT may be another user's
                 continue
             found = summary.scores[score]
             baseline = scores[score]

@@ -18,7 +18,7 @@ import dataclasses
 import itertools
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -189,14 +189,18 @@ def load_recipe(
         overrides = overrides | {"min_updates_per_label": 0}
     path = recipe_file(name)
     content = _with_numbers(_read(path, name), width)
-    of_size = _section(content, "sizes", path).get(size, {})
+    sizes = _section(content, "sizes", path)
+    for each, values in sizes.items():
+        if each not in SIZE_WIDTHS or not values.keys() <= {"defaults", "tasks"}:
+            raise UserError(f"{path}: sizes: {each} must be small, base or large, with defaults and tasks alone")
+    of_size = sizes.get(size, {})
     size_tasks = _section(of_size, "tasks", path)
     for_all = [_mapping(content, "defaults", path), {"grid": content.get("grid")}, _mapping(of_size, "defaults", path)]
     trials = {
         task: _trials([*for_all, settings, size_tasks.get(task, {}), overrides or {}], f"{path}, {task}")
         for task, settings in _section(content, "tasks", path).items()
     }
-    return Recipe(name, str(content.get("description", name)), size if "sizes" in content else "", trials)
+    return Recipe(name, str(content.get("description", name)), size if of_size else "", trials)
 
 
 def _read(path: Path, name: str) -> dict[str, Any]:
@@ -206,7 +210,15 @@ def _read(path: Path, name: str) -> dict[str, Any]:
         if base == name or base not in recipe_names():
             known = ", ".join(recipe_names())
             raise UserError(f"{path}: extends must name a built-in recipe, one of {known}, not {base}")
-        content = _read(RECIPES / f"{base}.yaml", base) | content
+        inherited = _read(RECIPES / f"{base}.yaml", base)
+        for size, values in inherited.get("sizes", {}).items():
+            hidden = sorted(values.get("defaults", {}).keys() & _mapping(content, "defaults", path).keys())
+            if hidden and "sizes" not in content:
+                raise UserError(
+                    f"{path}: defaults has {hidden[0]}, which {base} replaces in its {size} models: give sizes too, "
+                    "such as 'sizes: {}'"
+                )
+        content = inherited | content
     if not isinstance(content, dict) or not content.get("tasks"):
         raise UserError(f"{path} is not a recipe: it needs the section tasks and may only have {', '.join(SECTIONS)}")
     unknown = [str(name) for name in content if name not in SECTIONS]
@@ -251,10 +263,15 @@ def _trials(layers: list[dict[str, Any]], where: str) -> tuple[Hyperparameters, 
         [getattr(_hyperparameters(fixed | {name: choice}, where), name) for choice in choices]
         for name, choices in grid.items()
     ]
-    return tuple(
+    return different(
         dataclasses.replace(first, **dict(zip(grid, values, strict=True)))
         for values in itertools.product(*choices_as_read)
     )
+
+
+def different(trials: Iterable[Hyperparameters]) -> tuple[Hyperparameters, ...]:
+    """Return each trial once, in order: equal ones would train in the same directory."""
+    return tuple(dict.fromkeys(trials))
 
 
 def _hyperparameters(values: Mapping[str, Any], where: str) -> Hyperparameters:

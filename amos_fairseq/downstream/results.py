@@ -69,7 +69,7 @@ class RunResult:
     seed: int
     directory: str  # relative to OUT
     main_score: str
-    scores: dict[str, float]  # in percent
+    scores: dict[str, float]  # in percent, but for NOT_PERCENT
     checkpoint: str
     epoch: float  # number of epochs at the checkpoint that was scored
     seconds: float  # of training without evaluation, summed over all parts of an interrupted run
@@ -283,11 +283,11 @@ NO_BASELINES = Baselines(0, {})
 def parse_baselines(content: dict[str, Any]) -> dict[str, Baselines]:
     """Return the baselines by task; raise ``ValueError`` for other values than these can have."""
     baselines = {}
-    for task, saved in strangers.field({"baselines": {}} | content, "baselines", dict).items():
+    for task, saved in strangers.field(content, "baselines", dict).items():
         rows = strangers.field(saved, "scores", dict)
         scores = {plain_name(row): finite_scores(rows, row) for row in rows}
-        data_sha256 = plain_name(saved.get("data_sha256") or "unknown")
-        baselines[plain_name(task)] = Baselines(whole_number(saved.get("num_scored"), low=1), scores, data_sha256)
+        sha256, count = plain_name(saved.get("data_sha256")), whole_number(saved.get("num_scored"), low=1)
+        baselines[plain_name(task)] = Baselines(count, scores, sha256)
     return baselines
 
 

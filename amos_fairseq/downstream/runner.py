@@ -41,7 +41,7 @@ from amos_fairseq.downstream.benchmark import (
     settings_in_words,
     verdicts,
 )
-from amos_fairseq.downstream.progress_display import ProgressDisplay
+from amos_fairseq.downstream.progress_display import ProgressDisplay, counted
 from amos_fairseq.downstream.results import (
     NO_BASELINES,
     Baselines,
@@ -61,6 +61,7 @@ from amos_fairseq.output.tables import Table
 from amos_fairseq.python_process import SECONDS_TO_SAVE, ForkedCommand
 from amos_fairseq.recipes import PACKAGE
 from amos_fairseq.run.metrics_file import NewRecords
+from amos_fairseq.text.encoding import number_of_processes
 
 # These variables of a launcher would turn a fine-tuning process into one of the launcher's ranks.
 LAUNCHER_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -230,7 +231,7 @@ def environment(device: str, num_devices: int) -> dict[str, str]:
 
 
 def cores_of_a_run(num_runs: int) -> str:
-    return str(max(1, (os.cpu_count() or 1) // num_runs))
+    return str(max(1, number_of_processes(None) // num_runs))
 
 
 def variables_of_server(devices: Sequence[str]) -> dict[str, str]:
@@ -294,9 +295,11 @@ def _open_log(directory: Path) -> BinaryIO:
 def _failure_reason(code: int, log: Path, begin: int) -> str:
     """Return the line of a user error if there is one, otherwise the last line of the output."""
     by_signal = {REQUEUE: "SIGTERM, SIGUSR1 or SIGUSR2", INTERRUPTED: "SIGINT"}
-    if code in by_signal or code < 0:
-        name = by_signal.get(code) or signal.Signals(-code).name
-        return f"ended by {name} from outside"
+    if code in by_signal:
+        return f"ended by {by_signal[code]} from outside"
+    if code < 0:
+        name = signal.Signals(-code).name
+        return f"ended by {name}{', perhaps because memory was full' if name == 'SIGKILL' else ''}"
     if code == SERVER_KILLED:
         return "the process that starts trainings was killed"
     text = log.read_bytes()[begin:].decode("utf-8", errors="replace")
@@ -412,8 +415,8 @@ def run_and_print(out: str, benchmark: Benchmark) -> None:
     for failure in failures:
         print(f"{failure.run.label}: {failure.reason} (log: {failure.log})", file=sys.stderr)
     if failures:
-        first = failures[0].log
-        raise UserError(f"{len(failures)} runs failed (log of the first: {first}); the same command repeats only these")
+        failed = f"{counted(len(failures), 'run')} failed (log of the first: {failures[0].log})"
+        raise UserError(f"{failed}; the same command repeats only what failed")
 
 
 def stoppable(work: Callable[..., int], *arguments: Any) -> int:

@@ -194,15 +194,10 @@ def session_from(arguments: argparse.Namespace, name: str) -> Session:
 def preparing(session: Session, name: str) -> Iterator[Tokenizer]:
     """Yield the checkpoint's tokenizer to prepare data inside of OUT with, unless OUT holds results of another checkpoint.
     Ctrl-C and disk errors end in one line."""
-    problem = f"{session.out} holds results with other settings"
-    file = setup_file(session.out, name)
-    if (read_json(file, ANOTHER_OUT, optional=True) or session.origin).get(
-        "checkpoint_sha256"
-    ) != session.checkpoint.sha256:
-        raise UserError(
-            f"{session.out} holds results of another checkpoint than {session.checkpoint.file}: {ONE_TABLE}"
-        )
-    check_claim(file, session.origin, problem, ONE_TABLE, only_these=True)
+    file, ours = setup_file(session.out, name), session.checkpoint
+    if (read_json(file, ANOTHER_OUT, optional=True) or session.origin).get("checkpoint_sha256") != ours.sha256:
+        raise UserError(f"{session.out} holds results of another checkpoint than {ours.file}: {ONE_TABLE}")
+    check_claim(file, session.origin, f"{session.out} holds results with other settings", ONE_TABLE, only_these=True)
     with ending_in_one_line("finished data and runs are kept"):
         yield session.checkpoint.tokenizer()
 

@@ -162,7 +162,7 @@ def test_what_cannot_be_used_is_refused_in_one_line(start, tmp_path, capsys) -> 
         ("tag", ["--train", few], "few.txt has 9 different sentences, too few to choose dev sentences: give --dev"),
         ("tag", ["--dev", "a"], "--dev needs --train too"),
         ("squad", ["--data", "d", "--train", "a", "--dev", "a"], "--train and --dev and --data are two ways"),
-        ("tag", ["--data", "d", "--column", "a"], "--column chooses from raw files"),
+        ("tag", ["--data", "d", "--column", "a"], "--column is for raw files"),
         ("tag", ["--data", "d", "--sampling-exponent", "1"], "--sampling-exponent has no effect on a single column"),
     ):
         arguments = [command, "--checkpoint", start, "--out", tmp_path / "out", "--cpu", *flags]

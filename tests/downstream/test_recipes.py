@@ -200,6 +200,11 @@ def test_extended_recipe(tmp_path):
     assert (only(recipe, "CoLA").epochs, only(teams, "CoLA").epochs) == (7, 5)
     assert only(recipe, "CoLA").lr == only(teams, "CoLA").lr == 3e-5
     assert list(recipe.trials) == ["CoLA"]
+    file.write_text("extends: electra\ndefaults: {lr: 2e-5, epochs: 3, batch_size: 32, warmup: 0.1}\nsizes: {}\n")
+    assert only(load_recipe(str(file), "base"), "CoLA").lr == 2e-5
+    file.write_text("extends: own_labels\ngrid: {lr: [1e-4, 0.0001, 2e-4]}\n")
+    assert len(load_recipe(str(file), "base").trials_of("tagging")) == 2, "equal trials would share a directory"
+    assert (load_recipe("amos", "base").size, load_recipe("amos", "small").size) == ("", "small")
 
 
 COMPLETE = "lr: 1e-4, epochs: 2, batch_size: 8, warmup: 0.1"
@@ -218,6 +223,15 @@ def test_errors_of_a_recipe(tmp_path):
         (f"tasks: {{CoLA: {{{COMPLETE}, adam_betas: [0.9]}}}}", "must be two numbers"),
         (f"tasks: {{CoLA: {{{COMPLETE}, bias_correction: 2.5}}}}", "bias_correction: Value '2.5'"),
         (f"tasks: {{CoLA: {{{COMPLETE}}}}}\nsizes: {{base: {{tasks: [1]}}}}", "tasks must map names"),
+        (
+            f"tasks: {{CoLA: {{{COMPLETE}}}}}\nsizes: {{medium: {{defaults: {{}}}}}}",
+            "sizes: medium must be small, base",
+        ),
+        (
+            f"tasks: {{CoLA: {{{COMPLETE}}}}}\nsizes: {{small: {{lr: 1e-4}}}}",
+            "sizes: small must be small, base or large",
+        ),
+        (f"extends: electra\ndefaults: {{{COMPLETE}}}", "defaults has lr, which electra replaces in its small models"),
         (f"tasks: {{CoLA: {{{COMPLETE}}}}}\ngrid: {{dropout: 0.1}}", "grid's dropout must be a list"),
         (f"settings: {{CoLA: {{{COMPLETE}}}}}", "needs the section tasks"),
         ("extends: electra\ntagging: {views: full}", "tagging is no section of a recipe"),

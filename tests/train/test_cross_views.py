@@ -168,7 +168,7 @@ def test_what_does_not_fit_is_refused_in_one_line(place, tmp_path, capsys):
         (["--data", data["pos"], "--view-targets", "hard"], "--view-targets has no effect without --views"),
         (["--data", data["ner"], "--views", "full", "--view-heads", "one"], "no effect on a single column"),
         (["--data", data["ner"], "--views", "full", "--view-confidence", "1"], "--view-confidence 1.0 must be"),
-        (["--data", data["pos"], "--labeled", "3"], "--labeled chooses from raw files"),
+        (["--data", data["pos"], "--labeled", "3"], "--labeled is for raw files"),
         (["--data", data["pos"], "--data", data["pos"]], "is another folder of the column pos"),
         (["--data", data["pos"], "--label-smoothing", "1"], "--label-smoothing 1.0 must be"),
     ):

@@ -42,7 +42,7 @@ from amos_fairseq.downstream.classification.prepare import NAME, prepare_inside
 from amos_fairseq.downstream.classification.scores import MAIN_SCORES, SCORES, main_score, predictions_of, task_scores
 from amos_fairseq.downstream.labeled_task import check_labels
 from amos_fairseq.downstream.linear import FrozenInput, linear_predictions, rows_to_fit
-from amos_fairseq.downstream.recipes import Hyperparameters
+from amos_fairseq.downstream.recipes import Hyperparameters, different
 from amos_fairseq.downstream.results import (
     Baselines,
     RunResult,
@@ -306,9 +306,9 @@ def open_classification(session: Session, data: Path) -> "Classification":
     session.checkpoint.check_tokenizer(data / "tokenizer")
     trials = session.recipe.trials_of(NAME)
     if not (data / "input1").is_dir():  # there is nothing to separate
-        trials = tuple(dict.fromkeys(dataclasses.replace(trial, num_separators=1) for trial in trials))
+        trials = different(dataclasses.replace(trial, num_separators=1) for trial in trials)
     record, separators = prepared.record, {trial.separator for trial in trials}
-    trials = tuple(trial.for_labels(len(record["labels"])) for trial in trials)
+    trials = different(trial.for_labels(len(record["labels"])) for trial in trials)
     notes = (*record["notes"], *prepared.notes_on_cut_rows(session.checkpoint.max_positions, separators))
     kind, sha256 = record["kind"], content_sha256({"labels": record["labels"], "files": record["sha256"]})
     task = BenchmarkTask(NAME, prepared.num_train, MAIN_SCORES[kind], sha256, trials, notes)

@@ -80,9 +80,8 @@ class Tables:
     def settings(self) -> dict[str, Any]:
         """What determines the prepared data besides the files and the tokenizer, as plain values."""
         columns = {"texts": list(self.text), "label": self.label, "header": not self.no_header}
-        if self.csv_quotes:
-            columns["csv_quotes"] = True
-        return columns | {"kind": self.kind, "separator": self.label_separator if self.kind == "labels" else None}
+        separator = self.label_separator if self.kind == "labels" else None
+        return columns | {"csv_quotes": self.csv_quotes, "kind": self.kind, "separator": separator}
 
     def read(self) -> tuple["LabeledRows", "LabeledRows", "LabelSpace", list[str]]:
         """Return the rows to train and to score on, what their labels are, and footnotes of the table of scores."""

@@ -29,7 +29,7 @@ from amos_fairseq.downstream.parsing.trees import (
     with_cut_words,
     with_trees,
 )
-from amos_fairseq.downstream.recipes import WORDS
+from amos_fairseq.downstream.recipes import WORDS, different
 from amos_fairseq.downstream.results import Baselines, RunResult, TaskSummary, best_model, best_run_of
 from amos_fairseq.downstream.runner import run_and_print, stoppable
 from amos_fairseq.downstream.session import Session, find_devices, preparing, session_from
@@ -113,7 +113,7 @@ def open_parsing(session: Session, data: Path) -> "Parsing":
     column = Column.of(usable_folder(data))
     trials = word_trials(session, PARSING_VIEWS, column.has_unlabeled)
     # As in the thesis, the labels of trees are not smoothed.
-    trials = tuple(dict.fromkeys(dataclasses.replace(trial, label_smoothing=0.0) for trial in trials))
+    trials = different(dataclasses.replace(trial, label_smoothing=0.0) for trial in trials)
     opened = ColumnData.open(session, column, any(trial.views for trial in trials), ParsedSentences)
     notes = tuple(
         opened.notes(session.checkpoint.max_positions, "counted with the relation dep to the dependent of the root")

@@ -17,6 +17,7 @@ from fairseq.models import BaseFairseqModel
 
 from amos_fairseq.checkpoints.read import load_checkpoint
 from amos_fairseq.downstream.benchmark import Benchmark, BenchmarkTask, TaskRun, batches
+from amos_fairseq.downstream.recipes import different
 from amos_fairseq.downstream.results import Baselines, RunResult, Summaries, content_sha256
 from amos_fairseq.downstream.runner import run_and_print
 from amos_fairseq.downstream.session import Session, preparing, session_from
@@ -53,9 +54,7 @@ class SquadSettings:
     score_by: str | None = None  # words or characters; None for what fits the dev contexts
 
     def as_dict(self) -> dict[str, Any]:
-        answers = {"max_answer_length": self.max_answer_length, "n_best": self.n_best}
-        if self.score_by == "characters":  # results of earlier versions are those of words
-            answers["score_by"] = self.score_by
+        answers = {"max_answer_length": self.max_answer_length, "n_best": self.n_best, "score_by": self.score_by}
         return {"span_head": self.span_head, **self.windows._asdict(), **answers}
 
 
@@ -94,7 +93,7 @@ def open_squad(session: Session, data: Path, settings: SquadSettings) -> "Squad"
     number of separators."""
     data = data.resolve()
     # The head reads each token.
-    trials = tuple(dataclasses.replace(trial, pooling="first") for trial in session.recipe.trials_of(RECIPE_TASK))
+    trials = different(dataclasses.replace(trial, pooling="first") for trial in session.recipe.trials_of(RECIPE_TASK))
     num_separators = {trial.num_separators for trial in trials}
     if len(num_separators) > 1:
         raise UserError(f"the recipe {session.recipe.name} has several num_separators for SQuAD: run them one by one")

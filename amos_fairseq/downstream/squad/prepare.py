@@ -104,23 +104,25 @@ def _write(
 ) -> None:
     save_tokenizer(tokenizer, directory)
     facts = {}
+    written = {split: file.paragraphs for split, file in files.items()}
+    written["train"] = sample_questions(written["train"], sample)
     for split, file in files.items():
-        paragraphs = sample_questions(file.paragraphs, sample) if split == "train" else file.paragraphs
+        paragraphs = written[split]
         total = sum(len(paragraph.questions) for paragraph in paragraphs)
         with progress_bar(total, f"{split}: encode", "question", delay=2) as bar:
             counted = write_squad_split(directory, split, paragraphs, tokenizer, bar.update)
         facts[split] = {"version": file.version, "source_questions": len(file.questions), **counted}
-        of_scores = list(seen_notes(files)) if split == "valid" else []
+        of_scores = list(seen_notes(written)) if split == "valid" else []
         facts[split]["notes"] = [*file.notes, *of_scores]
         report(split, facts[split])
     write_manifest(directory / MANIFEST, description | {"splits": facts})
 
 
-def seen_notes(files: dict[str, SquadFile]) -> Iterator[str]:
+def seen_notes(splits: dict[str, Sequence[Paragraph]]) -> Iterator[str]:
     """Yield a note if dev questions train too."""
     asked = {
-        split: [(paragraph.context, question.text) for paragraph in file.paragraphs for question in paragraph.questions]
-        for split, file in files.items()
+        split: [(paragraph.context, question.text) for paragraph in paragraphs for question in paragraph.questions]
+        for split, paragraphs in splits.items()
     }
     trained = set(asked["train"])
     if seen := sum(question in trained for question in asked["valid"]):

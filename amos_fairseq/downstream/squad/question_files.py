@@ -186,21 +186,16 @@ def _read_content(path: Path) -> Any:
     if is_table:
         rows = (row for _, row in TableFile(path).rows())
         return [{name: value for name, value in row.items() if value is not None} for row in rows]
-    content = read_json_file(path, HINT, object)
-    is_row = isinstance(content, dict) and "data" not in content and "context" in content
-    return [content] if is_row else content
-
-
-def read_json_file(path: Path, hint: str, kind: type = dict) -> Any:
-    """Return the content of a JSON file, plain or compressed as ``.gz``, ``.xz``, ``.zst``."""
     if not path.is_file():  # opening a pipe would wait for its writer
         raise UserError(f"{path}: no such file")
     with explain_os_errors(f"{path} cannot be read"):
-        text = read_content(path, LARGEST_FILE_BYTES).removeprefix(UTF8_MARK)
+        text = read_content(path, LARGEST_FILE_BYTES).removeprefix(UTF8_MARK)  # plain, or compressed as .gz, .xz, .zst
     try:
-        return parse_json(text, kind)
+        content = parse_json(text, object)
     except ValueError as error:
-        raise UserError(f"{path} {error}: {hint}") from error
+        raise UserError(f"{path} {error}: {HINT}") from error
+    is_row = isinstance(content, dict) and "data" not in content and "context" in content
+    return [content] if is_row else content
 
 
 def _paragraph(article: dict[str, Any], node: Any, questions: Sequence[Any]) -> Paragraph:

@@ -33,7 +33,7 @@ from amos_fairseq.downstream.classification.scores import AVERAGE
 from amos_fairseq.downstream.labeled_task import check_labels
 from amos_fairseq.downstream.linear import FrozenInput, linear_predictions, rows_to_fit
 from amos_fairseq.downstream.multi_task.dataset import SAMPLING_EXPONENT, check_epoch, note_on_shares, rows_per_epoch
-from amos_fairseq.downstream.recipes import FOR_VIEWS, WORDS, Hyperparameters
+from amos_fairseq.downstream.recipes import FOR_VIEWS, WORDS, Hyperparameters, different
 from amos_fairseq.downstream.results import (
     Baselines,
     RunResult,
@@ -319,7 +319,7 @@ def word_trials(
         values = {"num_separators": 1, "pooling": "first", "views": ",".join(chosen)}
         values |= {name: getattr(Hyperparameters, name) for name in unused}
         trials.append(dataclasses.replace(settings, **values))
-    return tuple(dict.fromkeys(trials))
+    return different(trials)
 
 
 def check_unlabeled(session: Session, views: Sequence[str], file: str | None) -> None:

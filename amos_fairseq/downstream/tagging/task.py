@@ -221,7 +221,7 @@ class SequenceTaggingCriterion(LabeledCriterion):
     W is the number of words in an update, as in Hugging Face's models for token classification. With label smoothing e, the
     target of a word is 1 - e for its label and e / labels for each. With the task's ``--views``,
     :func:`~amos_fairseq.downstream.views.training.add_cross_views` adds another term. The log has the scores of ``amos tag``
-    (``scores.py``), where words that are cut are wrong; of several columns each, with its name, and the
+    (``schemes.py``), where words that are cut are wrong; of several columns each, with its name, and the
     ``average`` of their main scores. Scores are those of validation alone.
     """
 

@@ -1,4 +1,4 @@
-"""Sentences of divided words, with labels or without: column files, CoNLL-U, tables of lists; names in the prepared data.
+"""Sentences of divided words, with labels or without: column files, CoNLL-U, tables of lists.
 
 What a file is depends on its content, not on its name. Messages name the file and the line.
 """

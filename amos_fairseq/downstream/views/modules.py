@@ -135,7 +135,7 @@ def predict_views(
     """
     cross_views: CrossViews = model.cross_views
     if modules_alone and not cross_views.names:
-        return {}, {name: {} for name in model.word_heads}
+        return {}, {}
     words = WordPlaces(word_positions, last_positions)
     with torch.no_grad(), evaluating(model):
         fixed = model.predict_words(model.extract_features(src_tokens, lengths), word_positions)

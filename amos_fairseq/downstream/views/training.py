@@ -120,7 +120,7 @@ def add_cross_views(loss: Tensor, output: WordOutput, sample: dict, task: Any) -
     Returns:
         The loss, as it is where there are no views, and the sums to log.
     """
-    if output.views is None:
+    if not output.views:  # without unlabeled text, or before word dropout alone begins
         return loss, {}
     cfg = task.cfg
     is_word = sample["net_input"]["unlabeled"]["word_positions"].ne(0)

@@ -202,6 +202,15 @@ def test_before_the_start_the_modules_of_the_views_learn_alone(ner, settings):
         assert log.keys() >= {"_kl_full", "_kl_forward", "_kl_past"}
 
 
+def test_word_dropout_alone_begins_after_the_start(ner):
+    task = make_task(ner, views="word_dropout", unlabeled_start=0.3, max_update=10)
+    model, batch, criterion = build(task).train(), batches(task)[0], SequenceTaggingCriterion(task, 0.0)
+    for update, begins in ((2, False), (3, True)):
+        loss, _, log = task.train_step(batch, model, criterion, Optimizer(), update)
+        assert ("_kl_word_dropout" in log) == begins
+        assert (float(loss.detach()) != float(log.get("_labeled_loss", log["loss"]))) == begins
+
+
 @pytest.fixture(scope="module")
 def pos_and_more(tmp_path_factory):
     """Parts of speech of 20 sentences, and 20 without."""

@@ -50,6 +50,7 @@ from amos_fairseq.downstream.multi_task.teachers import (
     read_teachers,
     write_train_predictions,
 )
+from amos_fairseq.downstream.recipes import different
 from amos_fairseq.downstream.results import (
     Baselines,
     RunResult,
@@ -174,10 +175,12 @@ class Glue(TextBenchmark):
 
     def make_tasks(self) -> dict[str, BenchmarkTask]:
         """Return the tasks; the settings of the user's own are those of ``amos classify``."""
-        trials = {
-            task: self.session.recipe.trials_of(task if task in SCORED else CLASSIFICATION) for task in self.prepared
-        }
-        return {task: data.as_task(self.max_positions, trials[task]) for task, data in self.prepared.items()}
+        tasks = {}
+        for task, data in self.prepared.items():
+            trials = self.session.recipe.trials_of(task if task in SCORED else CLASSIFICATION)
+            of_labels = different(trial.for_labels(len(data.label_names)) for trial in trials)
+            tasks[task] = data.as_task(self.max_positions, of_labels)
+        return tasks
 
     def plan(self, tasks: Iterable[BenchmarkTask], intermediate: Path | None = None) -> list[TaskRun]:
         """Return all runs of the tasks. What the teachers of each predict belongs to its identity."""
@@ -247,13 +250,9 @@ class Glue(TextBenchmark):
 
     def setup(self) -> dict[str, Any]:
         """Return the settings that all results share: also the number of rows, the teachers, and the user's own tasks."""
-        options, more = self.options, {}
-        if options.max_rows is not None:
-            more["max_rows"] = options.max_rows
-        if options.teachers is not None:
-            more["teachers"] = options.teachers.settings
-        if options.own_tasks:
-            more["own_tasks"] = sorted(options.own_tasks)
+        options = self.options
+        teachers = options.teachers and options.teachers.settings
+        more = {"max_rows": options.max_rows, "teachers": teachers, "own_tasks": sorted(options.own_tasks)}
         return super().setup() | more
 
     def execute(self, execute_runs: Callable[[Sequence[TaskRun]], list[Failure]]) -> list[Failure]:
