@@ -135,13 +135,13 @@ def build_update(cfg: DictConfig, task: FairseqTask, reference: bool = False) ->
         task: of pretraining, with its vocabulary.
         reference: build the reference implementation instead, without recomputed layers.
     """
+    if minutes := OmegaConf.select(cfg, "lr_scheduler.minutes"):
+        known = cfg.optimization.max_update > 0  # not in a checkpoint of such a run
+        counted = "counts its optimization.max_update" if known else "and optimization.max_update=N count N updates"
+        raise UserError(f"trains for {minutes / 60:.2g} hours; lr_scheduler.minutes=0 {counted}")
     if cfg.optimization.max_update < 1:
         raise UserError(
             f"optimization.max_update={cfg.optimization.max_update} sets no end: give the number of planned updates"
-        )
-    if minutes := OmegaConf.select(cfg, "lr_scheduler.minutes"):
-        raise UserError(
-            f"trains for {minutes / 60:.2g} hours; lr_scheduler.minutes=0 counts its optimization.max_update"
         )
     if OmegaConf.select(cfg, "task.phases"):
         raise UserError(

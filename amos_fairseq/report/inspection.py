@@ -245,7 +245,9 @@ def inspect_text(
 def text_of_corpus(loaded: LoadedCheckpoint, flags: str = "--text or --file") -> str:
     """Return the first paragraph of 30 to 100 known tokens of the run's validation text; ``flags`` give another text."""
     path = validation_split(loaded)
-    lines = data_utils.load_indexed_dataset(path, loaded.dictionary) if os.path.isfile(f"{path}.idx") else ()
+    if not os.path.isfile(f"{path}.idx"):
+        raise UserError(f"{path}.idx is missing (the corpus was moved?): give a text with {flags}")
+    lines = data_utils.load_indexed_dataset(path, loaded.dictionary)
     for index in range(len(lines)):
         ids = lines[index].tolist()[:-1]  # without </s>
         if 30 <= len(ids) <= min(100, loaded.model.max_positions() - 2) and loaded.dictionary.unk() not in ids:

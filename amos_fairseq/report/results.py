@@ -141,10 +141,14 @@ def points_over_cost(
     ``over``: a key of :data:`COSTS`; None for FLOPs where several runs are drawn and those of all are known, updates otherwise.
     """
     by_run: dict[Path, dict[int, dict[str, Spread]]] = {}  # folder -> updates -> task
+    twice = set()  # such as two tables of amos classify: which of the two a line would show is not said
     for result in results:
         if not result.from_scratch:
-            of_run = by_run.setdefault(result.checkpoint.parent.resolve(), {})
-            of_run.setdefault(result.num_updates, {}).update(main_spreads(result))
+            folder = result.checkpoint.parent.resolve()
+            of_checkpoint = by_run.setdefault(folder, {}).setdefault(result.num_updates, {})
+            spreads = main_spreads(result)
+            twice |= {(folder, column) for column in spreads.keys() & of_checkpoint.keys()}
+            of_checkpoint.update(spreads)
     by_run = {folder: of_run for folder, of_run in by_run.items() if len(of_run) > 1}
     known = {run.folder.resolve(): run for run in runs}
     costs = {unit: {folder: cost_of_update(known.get(folder), unit) for folder in by_run} for unit in COSTS}
@@ -161,6 +165,6 @@ def points_over_cost(
             known_updates = [(updates, one[column]) for updates, one in sorted(of_run.items()) if column in one]
             cost = costs[unit][folder]
             points = [(updates * cost, spread.median, spread.deviation or 0.0) for updates, spread in known_updates]
-            if len(points) > 1:
+            if len(points) > 1 and (folder, column) not in twice:
                 panels.setdefault(column, []).append(CostSeries(label, points))
     return panels, COSTS[unit]

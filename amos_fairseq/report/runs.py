@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from amos_fairseq.checkpoint_files import checkpoint_file, read_header, training_seconds_of
 from amos_fairseq.checkpoints.read import LoadedCheckpoint, read_state, restore_checkpoint
@@ -147,6 +147,8 @@ def add_checkpoint(run: PretrainingRun, text: str | None, sentences: Sequence[st
         run.cfg = cfg
         if cfg.optimization.max_update == 0:  # of a budget of time; the cost of an update is that of a run with an end
             cfg.optimization.max_update = loaded.num_updates
+            if OmegaConf.select(cfg, "lr_scheduler.minutes"):
+                cfg.lr_scheduler.minutes = 0.0
         try:
             today, thesis = (training_flops(cfg, vocabulary_size, convention) for convention in ("today", "thesis"))
             run.tokens_per_update, run.flops_per_update = today.tokens_per_update, today.per_update

@@ -152,6 +152,12 @@ def why_missing(runs: Sequence[PretrainingRun], *contents: str) -> str:
     return "; ".join(dict.fromkeys(reasons))
 
 
+def notes_of_missing(runs: Sequence[PretrainingRun], *contents: str) -> list[str]:
+    """Return a line for each of these runs, which a section leaves out beside others."""
+    reasons = {run.name: why_missing([run], *contents) for run in runs}
+    return [f"{name} is left out: {reason}" for name, reason in reasons.items() if reason]
+
+
 def cost_section(runs: Sequence[PretrainingRun]) -> Section:
     columns = [cost_column(run) for run in runs]
     names = [name for name in columns[0] if {column[name] for column in columns} != {"none"}]
@@ -221,7 +227,8 @@ def over_cost_section(results: Sequence[Summary], runs: Sequence[PretrainingRun]
         if over is not None:
             section.missing = f"--over {over} has no effect: no run has two checkpoints with scores of one task; "
         section.missing += (
-            "results for two or more checkpoints of one run add it, with --glue DIR DIR ... or --tag DIR DIR ..."
+            "results for two or more checkpoints of one run, one for each checkpoint and task, add it, with --glue DIR DIR ... "
+            "or --tag DIR DIR ..."
         )
         return section
     section.caption = (
@@ -265,6 +272,7 @@ def losses_section(runs: Sequence[PretrainingRun], text_name: str) -> Section:
             "paper's setup."
         )
     section.figure = loss_distributions(loss_panels(shown))
+    section.notes = notes_of_missing([run for run in runs if not run.losses], "text", "losses")
     return section
 
 
@@ -350,8 +358,11 @@ def samples_section(runs: Sequence[PretrainingRun]) -> Section:
             "replaced token that the discriminator finds, P(replaced) > 1/2, when all masked tokens of the text are replaced "
             "by that depth."
         )
+        if not all(masked.samples for run in shown for one in run.inspections for masked in one.masked):
+            section.caption += " Of a run in which nothing is replaced: the token that is most probable."
     else:
         section.caption += "that is most probable."
+    section.notes = notes_of_missing([run for run in runs if not run.inspections], "sentences")
     return section
 
 

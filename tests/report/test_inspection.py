@@ -194,7 +194,7 @@ def test_default_text_is_of_the_runs_corpus(save_dir, tmp_path, capsys):
         main(["inspect", str(save_dir), *text, "--html", str(tmp_path / name)])
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
     (data / "valid.idx").unlink()
-    assert "data/valid has no paragraph to show" in error_line(capsys, main, "inspect", save_dir)
+    assert "data/valid.idx is missing" in error_line(capsys, main, "inspect", save_dir)
 
 
 def test_mistakes_are_one_line(save_dir, monkeypatch, capsys):
