@@ -13,7 +13,7 @@ in two kernels: one program per block of queries computes dq and its part of dc,
 compute the scores, so that there are seven products instead of five, but every sum stays in registers and runs in a fixed
 order: the same inputs give the same bits, without atomic additions.
 
-The elementwise code between the products takes longer than the products themselves (docs/speed.md), so it is written for few
+The elementwise code between the products takes longer than the products themselves, so it is written for few
 instructions; tests/reliability/test_machine_code.py counts them.
 
 Shapes: B sequences, T tokens, M queries (T, or some positions of every sequence), H heads, d width of a head.
