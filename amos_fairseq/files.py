@@ -279,6 +279,7 @@ def whole_folder(path: Path, replace: bool = False) -> Iterator[Path]:
     for left in abandoned(str(path.with_name(prefix))):
         shutil.rmtree(left, ignore_errors=True)
     unfinished = path.with_name(f"{prefix}{os.getpid()}")
+    shutil.rmtree(unfinished, ignore_errors=True)  # of a process with this id, in a container that was started again
     try:
         unfinished.mkdir(parents=True)
         yield unfinished

@@ -116,13 +116,13 @@ def run_steps(given: Adaptation, out: Path, prepare: Callable[[Path, Path], None
     manifest = out / DATA / CORPUS_FILE
     if not manifest.is_file() or all(Path(text).exists() for text in given.texts):  # once encoded, they may be removed
         try:
-            prepare(out / "data", checkpoint.parent / TOKENIZER_DIRECTORY)
+            prepare(out / DATA, checkpoint.parent / TOKENIZER_DIRECTORY)
         except UserError as error:
             if not manifest.is_file():
                 raise
             # amos prepare advises to remove the corpus, after which another text would be refused as well.
             raise UserError(f"{str(error).partition(': ')[0]}: restore it, or {OTHER_OUT}") from error
-    claim(out / "data.json", {"sha256": file_sha256(manifest)}, f"{out / 'data'} is another text now", OTHER_OUT)
+    claim(out / "data.json", {"sha256": file_sha256(manifest)}, f"{out / DATA} is another text now", OTHER_OUT)
     cfg = compose(recipe)
     if cfg.task.tokens_per_sample < given.length:
         say(
@@ -131,7 +131,7 @@ def run_steps(given: Adaptation, out: Path, prepare: Callable[[Path, Path], None
         )
     num_tokens = read_json(manifest, OTHER_OUT)["train"]["tokens"]
     if num_tokens < (needed := text_of_update(cfg)):
-        advice = "give more text, or a smaller --batch-size or --length"
+        advice = "give more text and another --out, or a smaller --batch-size or --length"
         raise UserError(f"TEXT has {num_tokens:,} tokens to train on, an update reads {needed:,}: {advice}")
     say(describe_training(cfg, num_tokens), "adapt")
     if pairs is not None:
@@ -211,7 +211,7 @@ def write_recipes(given: Adaptation, out: Path) -> None:
         raise UserError(
             "--generator is for the objectives that detect replaced tokens: give --objective electra or amos"
         )
-    if objective != MLM and not (generator or (has_objective and "generator" not in start.is_new)):
+    if objective != MLM and not (generator or (has_objective and not start.is_new & {"generator", "generators"})):
         generator = [NEW]
     if len(generator) > 1 and objective != AMOS:
         raise UserError("--generator can be given several times for the mixture of --objective amos alone")
@@ -228,7 +228,7 @@ def write_recipes(given: Adaptation, out: Path) -> None:
             files.append(out / "generator" / LAST)
             continue
         used = start if source == SELF else read_start(source, out / f"generator_model{number}", MLM)
-        if "mlm_head" in used.is_new:
+        if used.is_new & {"mlm_head", "mlm_heads"}:
             raise UserError(f"{used.file} has no trained MLM head and cannot be a generator: give --generator new")
         files.append(used.file)
     if files:
@@ -239,8 +239,8 @@ def write_recipes(given: Adaptation, out: Path) -> None:
     if NEW in generator:  # an MLM that is trained on the same text, to be the frozen generator
         name = next(name for widest, name in GENERATORS.items() if model["encoder_embed_dim"] <= widest)
         positions = {"max_positions": model["max_positions"]}
-        write_recipe(out / "generator.yaml", name, given, positions, 1e-3, out / "generator", None)
-    write_recipe(out / "adapt.yaml", f"{objective}_base", given, model, rate, out / "run", start.file)
+        write_recipe(out / RECIPE_OF_GENERATOR, name, given, positions, 1e-3, out / "generator", None)
+    write_recipe(out / RECIPE, f"{objective}_base", given, model, rate, out / "run", start.file)
 
 
 def write_recipe(
@@ -254,7 +254,7 @@ def write_recipe(
         "defaults": ["/fairseq/defaults@_global_", f"/{base}", "_self_"],
         "checkpoint": checkpoint | ({"finetune_from_model": str(start)} if start else {}),
         "common": {"log_interval": min(100, tenth)},
-        "task": {"data": str(file.parent / "data"), "tokens_per_sample": min(given.length, model["max_positions"])}
+        "task": {"data": str(file.parent / DATA), "tokens_per_sample": min(given.length, model["max_positions"])}
         | ({"save_interval_minutes": min(30.0, minutes / 10)} if minutes else {}),
         "model": model,
         "dataset": {"batch_size": given.batch_size, "num_workers": 1, "validate_interval_updates": min(1000, tenth)},

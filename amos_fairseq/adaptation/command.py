@@ -109,6 +109,8 @@ def begin(given: Adaptation, out: Path) -> None:
     there = read_json(out / RECORD, OTHER_OUT, optional=True) or {}
     for name in (RECIPE, RECIPE_OF_GENERATOR, f"{DATA}.json"):
         (out / name).unlink(missing_ok=True)
+    for folder in (out / "model", *out.glob("generator_model*")):
+        shutil.rmtree(folder, ignore_errors=True)
     if (out / DATA).exists() and any(there.get(name) != getattr(given, name) for name in OF_DATA):
         refuse_link(out / DATA)
         shutil.rmtree(out / DATA)

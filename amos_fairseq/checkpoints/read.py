@@ -155,8 +155,7 @@ def restore_checkpoint(file: Path, state: dict[str, Any], tokenizer: CheckpointP
     task_state = state.get("task_state") or {}
     run_tokenizer = read_tokenizer(file, tokenizer, task_state)
     dictionary = dictionary_of(run_tokenizer)
-    generator_sha256 = (state.get("task_state") or {}).get("generator_sha256")
-    model = restore_model(file, settings, state["model"], dictionary, generator_sha256)
+    model = restore_model(file, settings, state["model"], dictionary, task_state.get("generator_sha256"))
     num_updates = state["optimizer_history"][-1]["num_updates"]
     model.set_num_updates(num_updates)
     return LoadedCheckpoint(

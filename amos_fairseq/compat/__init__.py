@@ -41,7 +41,6 @@ PATCHES = {
     "A kill or a full disk truncates checkpoints": (
         Patch(checkpoint_utils, "torch_persistent_save", checkpoints.save_atomically),
         Patch(PathManager, "copy", checkpoints.copy_atomically),
-        Patch(PathManager, "rename", checkpoints.rename_after_fsync),
     ),
     "Mixed precision does not resume exactly: master weights and the state of the loss scaler are not saved": (
         Patch(_FP16OptimizerMixin, "state_dict", mixed_precision.save_masters),

@@ -72,8 +72,8 @@ def write_atomically(path: str, write: Callable[[BinaryIO], None]) -> None:
 def save_atomically(
     torch_persistent_save: Callable[..., Any], obj: Any, filename: str, async_write: bool = False
 ) -> None:
-    """Save atomically on a local disk. iopath handles remote stores and background threads."""
-    if async_write or not PathManager.supports_rename(filename):
+    """Save atomically on a local disk. iopath handles remote stores."""
+    if not PathManager.supports_rename(filename):
         torch_persistent_save(obj, filename, async_write)
     else:
         write_atomically(filename, functools.partial(torch.save, obj))
@@ -86,13 +86,6 @@ def copy_atomically(copy: Callable[..., Any], src_path: str, dst_path: str, over
     with open(src_path, "rb") as content:
         write_atomically(dst_path, lambda file: shutil.copyfileobj(content, file, 16 * 1024 * 1024))
     return True  # fairseq asserts it
-
-
-def rename_after_fsync(rename: Callable[..., Any], src: str, dst: str) -> None:
-    """Replace ``PathManager.rename``: the content reaches the disk before the name does."""
-    with open(src, "rb") as file:
-        os.fsync(file.fileno())
-    os.replace(src, dst)
 
 
 def repair_last_checkpoint(save_dir: str, suffix: str = "", is_written: bool = True) -> None:

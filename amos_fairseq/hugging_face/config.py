@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.hugging_face.weights import CUSTOM, EXPORTED_TOKEN_TYPES, FAMILIES
+from amos_fairseq.hugging_face.weights import CUSTOM, FAMILIES, exported_token_types
 from amos_fairseq.models.configuration import MODERN
 from amos_fairseq.modules.encoder import TransformerConfig
 from amos_fairseq.modules.modern_encoder import ModernBertEncoderConfig
@@ -107,7 +107,7 @@ def hugging_face_config(family: str, shape: TransformerConfig, num_rows: int, **
     if family in ("mpnet", CUSTOM):
         settings["relative_attention_num_buckets"] = shape.position_buckets
     else:
-        settings["type_vocab_size"] = shape.num_token_types or EXPORTED_TOKEN_TYPES
+        settings["type_vocab_size"] = exported_token_types(family, shape.num_token_types)
     if family == CUSTOM:
         settings["relative_attention_max_distance"] = shape.position_max_distance
     if family == "electra":

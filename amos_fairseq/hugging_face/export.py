@@ -222,7 +222,6 @@ def write_card(
         of_run=of_run,
         settings=settings,
         started_from=settings.base_model or source,
-        source=settings.base_model or source,
         agreement=agreement,
         versions=", ".join(f"{library} {version_of(library)}" for library in _LIBRARIES),
     )

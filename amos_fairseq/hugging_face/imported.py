@@ -121,7 +121,9 @@ def write(imported: Imported, out: Path) -> None:
                 with whole_folder(directory) as unfinished_folder:
                     imported.tokenizer.save(unfinished_folder)
             elif directory_sha256(directory) != imported.tokenizer.sha256:
-                raise UserError(f"{directory} holds another tokenizer: give OUT.pt a directory of its own")
+                raise UserError(
+                    f"{directory} is the tokenizer of another model: give {out.name} a directory of its own"
+                )
             # An open file instead of its name: only then torch reports why it could not write.
             with whole_file(str(out)) as unfinished, open(unfinished, "wb") as file:
                 torch.save(checkpoint_state(imported, directory), file)

@@ -149,7 +149,8 @@ def choose_part(loaded: LoadedCheckpoint, choice: Choice) -> Part:
     elif name == "discriminator":
         part = discriminator_part(loaded)
     else:
-        part = encoder_part(model)
+        of_head = "It was fine-tuned with a head that is not in this folder."
+        part = encoder_part(model, of_head if is_fine_tuned and model.layer_mixture is None else "")
     if choice.labels is not None and not part.labels:
         raise UserError("--labels names the classes of a fine-tuned head, which is not exported here")
     possible = families_of(part.head, part.shape, str(model.cfg.pooler_activation_fn))

@@ -77,13 +77,8 @@ def pooling_of(files: Tensor | None) -> str:
     except (ValueError, TypeError, StopIteration, AttributeError) as error:
         raise UserError(_DAMAGED.format(error)) from error
     # The mean times the square root of the length has the direction of the mean.
-    known = {
-        "mean": "mean",
-        "mean_tokens": "mean",
-        "mean_sqrt_len_tokens": "mean",
-        "cls": "first",
-        "cls_token": "first",
-    }
+    known = dict.fromkeys(("mean", "mean_tokens", "mean_sqrt_len_tokens"), "mean")
+    known |= dict.fromkeys(("cls", "cls_token"), "first")
     kinds = {known.get(mode) for mode in modes}
     if len(kinds) > 1 or None in kinds:
         advice = "leave --check-similarity out"

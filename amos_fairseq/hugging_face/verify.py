@@ -51,6 +51,8 @@ def verify_folder(folder: Path, loaded: LoadedCheckpoint, part: Part, ids: Tenso
             f"the exported model differs from the checkpoint by {difference:.2e}, of outputs up to {largest:.3g}, more than by "
             "float32 rounding: nothing was written"
         )
+    with torch.no_grad():
+        model(**tokenizer("a", "b", return_tensors="pt"))  # a pair has token types of its own
     batches = f"{len(maxima)} batches of 2 to {longest_compared(loaded)} tokens"
     return f"{agreement}; {batches}: largest difference {difference:.1e}, of outputs up to {largest:.3g}"
 

@@ -62,8 +62,6 @@ class Head(Enum):
 CUSTOM = "custom"
 _TOKEN_TYPES, _PROJECTION = "encoder.embed_token_types.weight", "encoder.embedding_projection."
 _POOLER = "pooler_"  # of BERT: below, a classification head has it as its dense layer
-# Token types of an exported BERT where our encoder has none: tokenizers send types 0 and 1 for pairs.
-EXPORTED_TOKEN_TYPES = 2
 # A linear classification head in classes that have a dense layer: this layer multiplies states by the first number, the
 # activation is there nearly linear with the second as its slope, and the output layer divides by both. A state x is changed
 # by the factor 1 - (2^-12 x)^2 / 3 (tanh) or 1 + 0.8 * 2^-24 x (gelu): less than float32 rounding of its sums.
@@ -285,19 +283,24 @@ def count_layers(names: Collection[str], prefix: str) -> int:
     return max(numbers, default=-1) + 1
 
 
+def exported_token_types(family: str, number: int) -> int:
+    """Return how many token types a folder has: two or more, because tokenizers send 0 and 1 for pairs. RoBERTa's do not."""
+    return max(number, 1 if family == "roberta" else 2)
+
+
 def to_hugging_face(family: str, head: Head, weights: Weights) -> Weights:
     """Return the state of the class of this family, complete for ``load_state_dict(strict=True)``.
 
     A bare encoder is the class without a pooling layer. Tensors are copies, except the tied ones. Rows of a position table
-    that belong to no position (the first two of MPNet and RoBERTa) are zeros, as are token types that our encoder lacks.
-    ``weights`` are ours, flat, with at least the encoder and the head.
+    that belong to no position (the first two of MPNet and RoBERTa) are zeros, as are token types of an encoder that has none;
+    of one type, both rows are equal. ``weights`` are ours, flat, with at least the encoder and the head.
     """
     table = FAMILIES[family]
     ours_by_name = dict(weights)
     names = table.encoder | (table.heads[head] if head.has_class else {})
-    if _TOKEN_TYPES in names.keys() - weights.keys():
-        positions = weights["encoder.embed_positions.weight"]
-        ours_by_name[_TOKEN_TYPES] = positions.new_zeros(EXPORTED_TOKEN_TYPES, positions.size(1))
+    if _TOKEN_TYPES in names:
+        types = weights.get(_TOKEN_TYPES, torch.zeros_like(weights["encoder.embed_positions.weight"][:1]))
+        ours_by_name[_TOKEN_TYPES] = types.expand(exported_token_types(family, len(types)), -1)
     if "classification_head.dense.*" in names and "classification_head.dense.weight" not in weights:
         # A dense layer after which the linear head computes the same as before.
         scale, slope = _LINEAR_HEAD_SCALES["gelu" if family == "electra" else "tanh"]

@@ -1,1 +1,2 @@
-"""What a run does beyond fairseq: :mod:`amos_fairseq.run.hooks` has its moments, each other file a topic."""
+"""What a run does beyond fairseq: ``hook.py`` names the moments of a run, ``hooks.py`` lists the hooks and calls them, every
+other file is a topic."""

@@ -4,6 +4,7 @@ fairseq takes its batches from an iterator over an epoch. Where another phase is
 task for the next one: it is of the same epoch, begins where the last one has stopped, and has the blocks of the new phase.
 """
 
+from itertools import accumulate
 from typing import Any
 
 from omegaconf import OmegaConf
@@ -32,7 +33,8 @@ class Phases(Hook):
         if not (cfg.optimization.max_update or OmegaConf.select(cfg, "lr_scheduler.minutes")):
             raise UserError("task.phases (--phases) are shares of --max-update or --minutes: give one")
         updates = cfg.optimization.max_update
-        if updates and {phase_at(phases, update, updates) for update in range(updates)} != set(range(len(phases))):
+        starts = [round(share * updates) for share in accumulate([0, *(phase.share for phase in phases[:-1])])]
+        if updates and len({*starts, updates}) <= len(phases):
             raise UserError(
                 f"task.phases (--phases): a phase has no update of the {updates:,}: give it a larger share, or leave it out"
             )

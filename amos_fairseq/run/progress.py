@@ -229,7 +229,7 @@ class Progress(Hook):
 
 def _update_size(cfg: Any) -> str:
     """Return the size of an update, where the settings determine it."""
-    if not cfg.dataset.batch_size:
+    if not cfg.dataset.batch_size or cfg.dataset.max_tokens:
         return ""
     if phases := OmegaConf.select(cfg, "task.phases"):
         return f" in the phases {phases}"

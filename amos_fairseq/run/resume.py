@@ -2,7 +2,8 @@
 
 Stock fairseq makes these mistakes without a message; here they are prevented:
 
-* A finished run that is started again trains one more update and rewrites its checkpoints. Here nothing changes.
+* A run that has reached its limit (updates, epochs, ``--minutes``, ``--stop-time-hours``) and is started again trains one more
+  update and rewrites its checkpoints. Here nothing changes.
 * A run continued where its schedule has reached its end trains with learning rate 0.
 * ``--restore-file`` with a path that does not exist starts from scratch. Repeated (by a scheduler that requeues), it starts
   again from the old checkpoint and overwrites the run's progress.
@@ -51,23 +52,9 @@ OTHERS = ("global_attention_every", "local_attention", "global_rope_theta", "loc
 # Sections whose settings make a run what it is, but for those of the machine, of data that may have moved, and what other
 # checks compare.
 OF_THE_RUN = ("optimization", "model", "task", "criterion", "optimizer", "lr_scheduler")
-NOT_OF_THE_RUN = {
-    "data",
-    "tokenizer_directory",
-    "save_dir",
-    "precision",
-    "save_interval_minutes",
-    "update_freq",
-    "train_subset",
-}
-NOT_OF_THE_RUN |= {
-    "kernels",
-    "compile",
-    "activation_checkpointing",
-    "stop_time_hours",
-    "generator_checkpoint",
-    "objective",
-}
+NOT_OF_THE_RUN = {"data", "tokenizer_directory", "save_dir", "train_subset", "generator_checkpoint", "objective"}
+NOT_OF_THE_RUN |= {"precision", "kernels", "compile", "activation_checkpointing", "update_freq"}
+NOT_OF_THE_RUN |= {"save_interval_minutes", "stop_time_hours"}
 
 _locks: dict[str, FileLock] = {}  # held until this process ends
 
@@ -103,7 +90,11 @@ class Resume(Hook):
         trainer.get_model().may_be_longer = from_first_rank(check)
 
     def after_load(self, cfg: Any, trainer: Any, epoch_itr: Any, extra_state: Any) -> None:
-        # fairseq has told the model the updates of the checkpoint, also where a new schedule begins with its weights.
+        if (
+            trainer.get_num_updates() == 0
+        ):  # fairseq would go on with the time of the checkpoint that the run starts from
+            trainer._previous_training_time = 0.0
+        # It has told the model the updates of the checkpoint, also where a new schedule begins with its weights.
         trainer.get_model().set_num_updates(trainer.get_num_updates())
         if self.begins_branch:
             schedule_of(trainer).begin_branch(trainer.get_num_updates())
@@ -156,6 +147,9 @@ def separate_jobs(cfg: Any) -> None:
         writer.close()
     progress_bar._tensorboard_writers.clear()
     vars(checkpoint_utils.save_checkpoint).pop("best", None)
+    for script in running_scripts():  # of early stopping
+        vars(script.should_stop_early).clear()
+    torch.use_deterministic_algorithms(False)  # model.deterministic sets it
     if folder not in ("", ".") and not cfg.checkpoint.save_dir.endswith(f"/{folder}"):
         cfg.checkpoint.save_dir = f"{cfg.checkpoint.save_dir}/{folder}"
 
@@ -197,6 +191,7 @@ def refuse_changed_settings(cfg: Any, overrides: Sequence[str]) -> None:
 def as_typed(key: str, value: Any) -> str:
     """Return a setting as on the command line of ``amos train``: Hydra takes no quotes in a list of mappings, the shell needs
     them around it."""
+    value = "null" if value is None else value
     text = yaml.safe_dump(value, default_flow_style=True, width=math.inf).strip() if isinstance(value, list) else value
     setting = f"{key}={text}"
     return shlex.quote(setting) if " " in setting else setting
@@ -318,6 +313,8 @@ def finished(trainer: Any, epoch_itr: Any) -> str | None:
         return f"{updates} updates of --max-update {optimization.max_update}"
     if getattr(schedule_of(trainer), "has_ended", False):
         return f"{updates} updates in --minutes {trainer.cfg.lr_scheduler.minutes:g}"
+    if 0 < 3600 * optimization.stop_time_hours < trainer._previous_training_time:
+        return f"{updates} updates in --stop-time-hours {optimization.stop_time_hours:g}"
     if optimization.max_epoch and epoch_itr.next_epoch_idx > optimization.max_epoch:
         return f"{epoch_itr.next_epoch_idx - 1} epochs of --max-epoch {optimization.max_epoch}"
     return None

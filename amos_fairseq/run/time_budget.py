@@ -163,7 +163,8 @@ def check(cfg: Any) -> None:
                 "lr_scheduler.minutes (--minutes)"
             )
         return
-    overrides = HydraConfig.get().overrides.task if HydraConfig.initialized() else []
+    given = HydraConfig.get().overrides.task if HydraConfig.initialized() else []
+    overrides = [each.lstrip("+") for each in given]
     limits = [name for name in ("max_update", "max_epoch", "stop_time_hours") if optimization[name]]
     limits += [each for each in overrides if each.startswith("optimization.max_update=") and each[-2:] != "=0"]
     if limits:

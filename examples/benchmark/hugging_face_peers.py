@@ -47,7 +47,7 @@ from amos_fairseq.models.configuration import (
 )
 from amos_fairseq.modules.encoder import TransformerConfig
 from amos_fairseq.modules.modern_encoder import ModernBertEncoderConfig
-from amos_fairseq.optim.grouped_adam import first, parse_betas
+from amos_fairseq.optim.grouped_adam import parse_betas
 from amos_fairseq.recipes.composition import compose_recipe
 
 INPUTS = ("tokens", "masked_tokens", "masked_positions")
@@ -295,7 +295,7 @@ def fused_adamw(module: nn.Module, cfg: DictConfig) -> torch.optim.AdamW:
         {"params": [p for p in parameters if p.ndim > 1], "weight_decay": cfg.optimizer.weight_decay},
         {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
     ]
-    lr, betas = first(cfg.optimization.lr), parse_betas(cfg.optimizer.adam_betas)
+    lr, betas = cfg.optimization.lr[0], parse_betas(cfg.optimizer.adam_betas)
     return torch.optim.AdamW(groups, lr=lr, betas=betas, eps=cfg.optimizer.adam_eps, fused=True)
 
 
@@ -359,7 +359,7 @@ class FineTuningLoop:
         is_modern = cfg.model.encoder == MODERN
         model_class = ModernBertForSequenceClassification if is_modern else ElectraForSequenceClassification
         self.model = model_class(config).to(device).train()
-        lr, weight_decay = first(cfg.optimization.lr), cfg.optimizer.weight_decay
+        lr, weight_decay = cfg.optimization.lr[0], cfg.optimizer.weight_decay
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=lr, weight_decay=weight_decay)
         self.schedule = get_linear_schedule_with_warmup(self.optimizer, 10, 100_000)
         self.device, self.pad, self.rows, self.targets = device, vocabulary.pad, rows, targets

@@ -94,6 +94,8 @@ def write_model(folder: Path, family: str, class_name: str, padded_rows: int = 3
     sizes = SIZES | settings
     if family == "distilbert":
         sizes["hidden_dim"] = sizes.pop("intermediate_size")
+    if family in ("roberta", "xlm-roberta"):
+        sizes = {"type_vocab_size": 1} | sizes  # as the released models have it
     if family == "modernbert":  # most pairs are outside of the window
         sizes = {"local_attention": 8} | sizes
     config = getattr(transformers, class_name).config_class(

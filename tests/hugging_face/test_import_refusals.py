@@ -182,7 +182,10 @@ def test_arguments_that_are_refused(folders, tmp_path, capsys):
     generator = ["--arch", "electra_tiny", "--generator"]
     for arguments, named in (
         ((bert, tmp_path / "old.pt"), "old.pt exists"),
-        ((bert, tmp_path / "model.pt", *TINY), "holds another tokenizer"),
+        (
+            (bert, tmp_path / "model.pt", *TINY),
+            "is the tokenizer of another model: give model.pt a directory of its own",
+        ),
         ((bert, tmp_path / "model"), "must end in .pt"),
         ((bert, out, "--arch", "bert_base"), "is not an architecture of this package"),
         ((bert, out, "--depths", "4"), "--depths belongs to --from microsoft-amos"),

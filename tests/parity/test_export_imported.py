@@ -82,6 +82,26 @@ def test_round_trip_is_the_identity(name, tmp_path):
     assert torch.equal(*(model(**inputs)[0] for model in models))
 
 
+@torch.no_grad()
+def test_a_pair_in_a_roberta_that_is_exported_as_bert(tmp_path):
+    """RoBERTa has one token type; BERT's tokenizer gives the second text another one."""
+    write_model(tmp_path / "before", "roberta", "RobertaModel")
+    main(["import", str(tmp_path / "before"), str(tmp_path / "ours.pt"), "--arch", "mlm_tiny"])
+    main(["export", str(tmp_path / "ours.pt"), str(tmp_path / "after"), "--part", "encoder"])
+    (theirs, before), (ours, after) = (
+        (transformers.AutoModel.from_pretrained(folder), transformers.AutoTokenizer.from_pretrained(folder))
+        for folder in (tmp_path / "before", tmp_path / "after")
+    )
+    inputs = after("the quick", "fox", return_tensors="pt")
+    assert inputs["token_type_ids"].max() == 1
+    special = {after.cls_token_id: before.cls_token_id, after.sep_token_id: before.sep_token_id}
+    tokens = inputs["input_ids"][0].tolist()
+    ids = [special.get(i, before.convert_tokens_to_ids(after.convert_ids_to_tokens(i))) for i in tokens]
+    expected = theirs(torch.tensor([ids])).last_hidden_state
+    # float32 sums in another order, of values up to 3
+    torch.testing.assert_close(ours(**inputs).last_hidden_state, expected, rtol=0, atol=1e-5)
+
+
 @pytest.fixture(scope="module")
 def released(tmp_path_factory) -> Path:
     """A run with the released positions and tokenizer, and its three folders."""

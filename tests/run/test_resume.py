@@ -20,6 +20,7 @@ from fairseq.optim.lr_scheduler.polynomial_decay_schedule import (
     PolynomialDecayLRScheduleConfig,
 )
 from fairseq.optim.sgd import SGD
+from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 from small_models import small_electra
@@ -39,20 +40,25 @@ from amos_fairseq.run.resume import (
     finished,
     refusal,
     refuse_changed_settings,
+    separate_jobs,
 )
 
 
-def trainer_at(updates: int, max_update: int, total: int, warmup: int = 2, max_epoch: int = 0) -> Any:
+def trainer_at(
+    updates: int, max_update: int, total: int, warmup: int = 2, max_epoch: int = 0, stop_time_hours: float = 0.0
+) -> Any:
     """A trainer whose learning rate is that of fairseq's own polynomial decay after ``updates``."""
     config = PolynomialDecayLRScheduleConfig(warmup_updates=warmup, total_num_update=total, lr=[0.1])
     sgd = OmegaConf.create({"lr": [0.1], "momentum": 0.0, "weight_decay": 0.0})
     scheduler = PolynomialDecayLRSchedule(config, SGD(sgd, [torch.nn.Parameter(torch.zeros(1))]))
     learning_rate = scheduler.step_update(updates)
+    limits = {"max_update": max_update, "max_epoch": max_epoch, "stop_time_hours": stop_time_hours}
     return SimpleNamespace(
+        _previous_training_time=7300.0,
         get_num_updates=lambda: updates,
         get_lr=lambda: learning_rate,
         get_model=lambda: torch.nn.Linear(1, 1),
-        cfg=OmegaConf.create({"optimization": {"max_update": max_update, "max_epoch": max_epoch}}),
+        cfg=OmegaConf.create({"optimization": limits}),
     )
 
 
@@ -66,7 +72,7 @@ def test_other_runs_continue(updates: int, max_update: int, total: int) -> None:
     assert finished(trainer, SimpleNamespace(next_epoch_idx=9)) is None
 
 
-def test_a_run_is_finished_by_updates_or_epochs() -> None:
+def test_a_run_is_finished_by_updates_epochs_or_hours() -> None:
     at_end = trainer_at(100, max_update=100, total=100, max_epoch=3)
     assert finished(at_end, SimpleNamespace(next_epoch_idx=1)) == "100 updates of --max-update 100"
     assert refusal(at_end, "checkpoint_last.pt") is None
@@ -75,6 +81,9 @@ def test_a_run_is_finished_by_updates_or_epochs() -> None:
     assert finished(early, SimpleNamespace(next_epoch_idx=3)) is None
     assert Resume().may_train(early, SimpleNamespace(next_epoch_idx=3))
     assert finished(early, SimpleNamespace(next_epoch_idx=4)) == "3 epochs of --max-epoch 3"
+    for hours, limit in ((2.5, None), (2.0, "50 updates in --stop-time-hours 2")):  # after 2 hours and 100 seconds
+        timed = trainer_at(50, max_update=100, total=100, stop_time_hours=hours)
+        assert finished(timed, SimpleNamespace(next_epoch_idx=1)) == limit
 
 
 def test_an_optimizer_of_other_weights_is_refused() -> None:
@@ -295,6 +304,7 @@ def test_a_model_counts_the_updates_of_a_new_schedule() -> None:
     trainer.get_model = lambda: model
     Resume().after_load(SimpleNamespace(restore_file="checkpoint_last.pt"), trainer, SimpleNamespace(), None)
     assert model.temperature == 2
+    assert trainer._previous_training_time == 0, "that of the checkpoint is not the time of this run"
 
 
 @pytest.mark.parametrize("starts_anew", [False, True])
@@ -400,7 +410,22 @@ def test_settings_that_are_not_given_again_are_refused(tmp_path: Path) -> None:
     refuse_changed_settings(cfg, [])
 
 
-@pytest.mark.parametrize("value", [[{"length": 128, "share": 0.9}, {"length": 512, "share": 0.1}], [0.0005], "a b", 3])
+def test_jobs_of_a_sweep_share_no_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hydra runs them in one process; fairseq keeps the best score of early stopping at its function."""
+    of_job = OmegaConf.create({"job": {"num": 1}, "sweep": {"subdir": "1"}})
+    monkeypatch.setattr(HydraConfig, "initialized", lambda: True)
+    monkeypatch.setattr(HydraConfig, "get", lambda: of_job)
+    script = SimpleNamespace(should_stop_early=lambda cfg, valid_loss: False)
+    script.should_stop_early.best = 2.0
+    monkeypatch.setattr(resume, "running_scripts", lambda: [script])
+    cfg = OmegaConf.create({"checkpoint": {"save_dir": "runs"}})
+    separate_jobs(cfg)
+    assert (cfg.checkpoint.save_dir, vars(script.should_stop_early)) == ("runs/1", {})
+
+
+@pytest.mark.parametrize(
+    "value", [[{"length": 128, "share": 0.9}, {"length": 512, "share": 0.1}], [0.0005], "a b", 3, None]
+)
 def test_a_setting_in_a_message_can_be_given(value: Any) -> None:
     (override,) = OverridesParser.create().parse_overrides(shlex.split(as_typed("task.phases", value)))
     assert override.value() == value

@@ -30,12 +30,14 @@ TRAINED, NEW_HEAD = (5e-5, 1.0), (5e-4, 0.1)  # peak rate, and the encoder's sha
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folders of a BERT with and without an MLM head, and of an ELECTRA; a text."""
+    """Folders of a BERT with and without an MLM head, an ELECTRA and an MPNet; an AMOS with a random generator; a text."""
     folder = tmp_path_factory.mktemp("models")
     write_model(folder / "bert", "bert", "BertForMaskedLM")
     write_model(folder / "headless", "bert", "BertModel")
     sizes = {"embedding_size": 8, "hidden_size": 24, "num_attention_heads": 3}  # a third of them is whole
     write_model(folder / "discriminator", "electra", "ElectraForPreTraining", **sizes)
+    write_model(folder / "mpnet", "mpnet", "MPNetForMaskedLM")
+    main(["import", str(folder / "bert"), str(folder / "fresh" / "amos.pt"), "--arch", "amos_tiny"])
     write_run(folder / "tagger", classes=2)
     (folder / "text.txt").write_text("\n\n".join(LINES * 4), encoding="utf-8")
     return folder
@@ -103,6 +105,7 @@ def test_recipes(model, flags, base, rates, generator, models, trained, tmp_path
         ("bert", "--out a:b", "fairseq cannot read paths with a colon"),
         ("bert", "--objective amos --generator self", "a mixture needs MLM heads at several depths"),
         ("bert", "--objective amos --generator self --generator self", "a mixture needs MLM heads at several depths"),
+        ("fresh/amos.pt", "", "a mixture needs MLM heads at several depths"),
         ("bert", "--objective electra --generator self --generator new", "for the mixture of --objective amos alone"),
         ("bert", "--set model.generator_size=1", "--objective mlm has no setting model.generator_size"),
         ("bert", "--set common.seed=many", "common.seed: Value 'many' of type 'str' could not be"),
@@ -135,7 +138,7 @@ def test_another_command_replaces_one_that_never_trained(models, trained, tmp_pa
     words = ("adapt", models / "headless", models / "text.txt", "--out", out, "--batch-size", "4000")
     line = error_line(capsys, main, *words, reports_progress=True)
     assert re.search(
-        r"TEXT has [\d,]+ tokens to train on, an update reads 156,000: give more text, or a smaller --b", line
+        r"TEXT has [\d,]+ tokens to train on, an update reads 156,000: give more text and another --out, or a sm", line
     )
     adapt(models, out, "headless", "--objective", "electra")
     encoded = manifest.stat().st_mtime_ns
@@ -143,6 +146,7 @@ def test_another_command_replaces_one_that_never_trained(models, trained, tmp_pa
     assert recipe["optimization"]["max_update"] == 3
     assert not (out / "generator.yaml").exists()
     assert manifest.stat().st_mtime_ns == encoded
+    adapt(models, out, "mpnet", "--updates", "3")  # with another tokenizer
     adapt(models, out, "headless", "--document", "line")
     assert json.loads(manifest.read_text(encoding="utf-8"))["settings"]["document"] == "line"
     (out / "run").mkdir()
