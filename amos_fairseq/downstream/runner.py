@@ -313,10 +313,7 @@ def epoch_and_seconds(run: TaskRun, checkpoint: Path) -> tuple[float, float]:
     """Return the number of epochs at ``checkpoint`` and the duration of the whole training in seconds."""
     updates, schedule = read_header(str(checkpoint))["optimizer_history"][-1]["num_updates"], run.schedule
     epochs = schedule.num_epochs if updates == schedule.total_updates else updates / schedule.updates_per_epoch
-    seconds = training_seconds(run.directory / "checkpoint_last.pt")
-    if run.finetune_from is not None:  # fairseq continues the seconds of the checkpoint that it starts from
-        seconds -= training_seconds(run.finetune_from)
-    return round(float(epochs), 4), round(seconds, 1)
+    return round(float(epochs), 4), round(training_seconds(run.directory / "checkpoint_last.pt"), 1)
 
 
 def training_seconds(checkpoint: Path) -> float:

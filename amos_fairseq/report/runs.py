@@ -13,7 +13,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from amos_fairseq.checkpoint_files import checkpoint_file, read_header, training_seconds_of
+from amos_fairseq.checkpoint_files import checkpoint_file, training_seconds_of
 from amos_fairseq.checkpoints.read import LoadedCheckpoint, read_state, restore_checkpoint
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import distinct_names
@@ -140,7 +140,7 @@ def add_checkpoint(run: PretrainingRun, text: str | None, sentences: Sequence[st
         raise UserError(f"{file} is fine-tuned: give the SAVE_DIR of its pretraining, and its scores with --glue")
     run.checkpoint_updates = loaded.num_updates
     run.num_updates = max(run.num_updates, loaded.num_updates)
-    run.seconds = max(run.seconds or 0, stored_seconds(state, loaded.parent)) or None
+    run.seconds = max(run.seconds or 0, stored_seconds(state)) or None
     cfg, vocabulary_size = checkpoint_configuration(file, state)
     del state  # with the state of the optimizer
     if not missing_settings(cfg):
@@ -194,15 +194,9 @@ def setup_of(loaded: LoadedCheckpoint) -> str:
     return f"{mixture}{separate}, depths {', '.join(depths)}"
 
 
-def stored_seconds(state: dict[str, Any], parent: str) -> float:
-    """Return the running time of all processes of a run until its checkpoint; 0 if it cannot be known.
-
-    fairseq stores it with that of ``parent``, from which the run started, and which may be gone or belong to somebody else.
-    """
-    if parent and not os.path.isfile(parent):  # False also where the folder may not be read
-        return 0.0
+def stored_seconds(state: dict[str, Any]) -> float:
+    """Return the running time of all processes of a run until its checkpoint; 0 if it cannot be known."""
     try:
-        before = training_seconds_of(read_header(parent)) if parent else 0.0
-        return training_seconds_of(state) - before
-    except (UserError, ValueError):
+        return training_seconds_of(state)
+    except ValueError:
         return 0.0

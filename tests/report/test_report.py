@@ -197,16 +197,7 @@ def logged_run(folder, *walls, name="run"):
 
 
 def test_time_of_a_run_in_parts(tmp_path):
-    """Two processes of 100 and 50 seconds; a checkpoint with its own time and that of the run it started from."""
+    """Two processes of 100 and 50 seconds; a checkpoint with its own time."""
     assert logged_run(tmp_path, 40.0, 100.0, None, 20.0, 50.0).seconds == 150
-    parent, without_time, damaged = (tmp_path / name for name in ("parent.pt", "without_time.pt", "damaged.pt"))
-    torch.save({"extra_state": {"previous_training_time": 1000.0}}, parent)
-    torch.save({"extra_state": {}}, without_time)
-    damaged.write_bytes(b"nothing")
-    state = {"extra_state": {"previous_training_time": 1250.0}}
-    assert stored_seconds(state, "") == 1250
-    assert stored_seconds(state, str(parent)) == 250
-    assert stored_seconds({"extra_state": {"previous_training_time": "damaged"}}, "") == 0
-    # A name of 300 characters gives an error of the system, as a path in a folder that may not be read.
-    for unread in (tmp_path / "absent.pt", damaged, without_time, tmp_path / ("x" * 300), tmp_path / "a\0b"):
-        assert stored_seconds(state, str(unread)) == 0
+    assert stored_seconds({"extra_state": {"previous_training_time": 1250.0}}) == 1250
+    assert stored_seconds({"extra_state": {"previous_training_time": "damaged"}}) == stored_seconds({}) == 0
