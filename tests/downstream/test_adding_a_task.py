@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from fairseq.tasks import setup_task
+from fine_tuning_tasks import set_up
 from omegaconf import OmegaConf
 from small_models import ELECTRA_SETTINGS, small_dictionary
 from tiny_runs import ROOT
@@ -39,9 +39,7 @@ def test_a_folder_and_a_name_make_a_task(parity, tmp_path: Path) -> None:
                 file.add_line(draw.integers(4, 40, draw.integers(1, 9)).tolist())
             if split == "valid":
                 file.add_line([5] * 30)  # longer than tokens_per_text
-    values = {"_name": "parity", "data": str(tmp_path), "seed": 1, "train_subset": "train", "update_freq": [1]}
-    values["tokens_per_text"] = 12
-    task = setup_task(OmegaConf.merge(OmegaConf.structured(parity.ParityConfig), values))
+    task = set_up("parity", tmp_path, tokens_per_text=12)
     settings = OmegaConf.structured(ElectraConfig(**ELECTRA_SETTINGS))
     OmegaConf.set_struct(settings, False)
     settings._name = "electra"

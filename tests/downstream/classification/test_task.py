@@ -10,7 +10,7 @@ import pytest
 import torch
 from fairseq.logging import metrics
 from fairseq.models.roberta import RobertaModel
-from omegaconf import OmegaConf
+from fine_tuning_tasks import build_amos, set_up
 from saved_models import write_save_dir
 from scipy.stats import pearsonr, spearmanr
 from sklearn.metrics import f1_score, matthews_corrcoef
@@ -19,17 +19,10 @@ from torch import tensor
 
 from amos_fairseq.downstream.classification.dataset import read_targets
 from amos_fairseq.downstream.classification.labeling import predict_logits
-from amos_fairseq.downstream.classification.task import (
-    TextClassificationConfig,
-    TextClassificationCriterion,
-    TextClassificationTask,
-)
+from amos_fairseq.downstream.classification.task import TextClassificationCriterion, TextClassificationTask
 from amos_fairseq.errors import UserError
-from amos_fairseq.models.amos import AmosConfig
 from amos_fairseq.models.fine_tuning import TEXT_HEAD, scale_of
 
-MODEL = {"encoder_layers": 2, "encoder_embed_dim": 64, "encoder_ffn_embed_dim": 128, "encoder_attention_heads": 2}
-MODEL |= {"max_positions": 40, "generator_depths": "1,2", "_name": "amos", "max_update": 10}
 ROWS = {"train": 23, "valid": 9}
 
 
@@ -44,19 +37,13 @@ def data(tmp_path_factory):
 
 
 def make_task(directory, **settings) -> TextClassificationTask:
-    values = {"data": str(directory), "tokens_per_text": 16, "seed": 3, "save_dir": "unused"}
-    values |= {"train_subset": "train", "update_freq": [1]} | settings
-    return TextClassificationTask.setup_task(OmegaConf.merge(OmegaConf.structured(TextClassificationConfig), values))
-
-
-def build(task: TextClassificationTask):
-    return task.build_model(OmegaConf.merge(OmegaConf.structured(AmosConfig), MODEL))
+    return set_up("text_classification", directory, tokens_per_text=16, **settings)
 
 
 def test_a_regression_is_scaled(data, tmp_path):
     """The output is mean + deviation * layer; the scale is in the checkpoint, and that of another task is not loaded."""
     change_task(data, "STS-B", mean=1e5, deviation=123.456)
-    model = build(make_task(data / "STS-B")).eval()
+    model = build_amos(make_task(data / "STS-B")).eval()
     tokens = torch.tensor([[0, 5, 6, 2]])
     head = model.classification_heads[TEXT_HEAD]
     with torch.no_grad():
@@ -64,7 +51,7 @@ def test_a_regression_is_scaled(data, tmp_path):
         torch.testing.assert_close(model(tokens, classification_head_name=TEXT_HEAD)[0], 1e5 + 123.456 * raw)
     state = {name: value.clone() for name, value in model.half().state_dict().items()}
     change_task(data, "STS-B", mean=0.0, deviation=2.0)
-    other = build(make_task(data / "STS-B"))
+    other = build_amos(make_task(data / "STS-B"))
     other.upgrade_state_dict_named(state, "")
     other.load_state_dict(state, strict=True)
     assert other.classification_heads[TEXT_HEAD].scale_bits.view(torch.float64).tolist() == [0, 2]
@@ -80,7 +67,7 @@ def test_a_regression_is_scaled(data, tmp_path):
 def test_nothing_is_computed_at_padding(data, packings):
     task = make_task(data / "RTE")
     task.load_dataset("valid")
-    rows, model = task.datasets["valid"], build(task).eval()
+    rows, model = task.datasets["valid"], build_amos(task).eval()
     batch = rows.collater([rows[index] for index in range(len(rows))])
     logits, _ = model(**batch["net_input"], classification_head_name=TEXT_HEAD)
     loaded = SimpleNamespace(model=model, dictionary=task.dictionary)
@@ -104,9 +91,7 @@ def test_what_cannot_be_used_is_refused(data, tmp_path, monkeypatch):
         make_task(data / "RTE").build_model(SimpleNamespace(arch="roberta_base"))
 
 
-def logged_in_batches(
-    kind, logits, target, sizes, training=False, together=False, **record
-) -> tuple[list[float], dict[str, float]]:
+def logged_in_batches(kind, logits, target, sizes, training=False, together=False, **record) -> tuple[list, dict]:
     """The losses of batches of these sizes, and what fairseq logs after them; as the trainer does, a value of one element is
     passed as a number. ``together``: as batches of several ranks."""
     criterion = TextClassificationCriterion(SimpleNamespace(record={"kind": kind} | record))

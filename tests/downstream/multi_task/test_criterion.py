@@ -8,7 +8,7 @@ import pytest
 import torch
 from fairseq.criterions.sentence_prediction import SentencePredictionConfig, SentencePredictionCriterion
 from fairseq.logging import metrics
-from omegaconf import OmegaConf
+from fine_tuning_tasks import set_up
 from scipy.stats import spearmanr
 from sklearn.metrics import accuracy_score
 from synthetic_glue import write_glue
@@ -17,7 +17,7 @@ from torch import tensor
 from amos_fairseq.checkpoints.read import load_checkpoint
 from amos_fairseq.downstream.classification.scores import average_score
 from amos_fairseq.downstream.classification.task import text_loss
-from amos_fairseq.downstream.multi_task.task import MultiTask, MultiTaskConfig, MultiTaskCriterion, MultiTaskModel
+from amos_fairseq.downstream.multi_task.task import MultiTaskCriterion, MultiTaskModel
 from amos_fairseq.models.fine_tuning import TEXT_HEAD, TextModel
 
 
@@ -55,9 +55,8 @@ def data(start, tmp_path_factory):
 
 def make(start, data, *names, teacher=None, **settings):
     """The task with its datasets, and an untrained model with its heads."""
-    given = {"data": ":".join(str(data / name) for name in names), "tokens_per_text": 80, "seed": 1, "max_update": 0}
-    given |= {"train_subset": "train", "teacher": None if teacher is None else str(teacher)}
-    task = MultiTask.setup_task(OmegaConf.merge(OmegaConf.structured(MultiTaskConfig), given | settings))
+    given = {"tokens_per_text": 80, "max_update": 0, "teacher": None if teacher is None else str(teacher)} | settings
+    task = set_up("multi_task", ":".join(str(data / name) for name in names), **given)
     torch.manual_seed(1)
     loaded = load_checkpoint(start)
     model = MultiTaskModel(loaded.model.cfg, loaded.model.vocabulary)
@@ -143,8 +142,7 @@ def test_scores_of_validation_are_those_of_all_rows(start, data):
     """In batches of 4, whose first ones have no row of two of the tasks; beside scikit-learn and scipy."""
     task, model = make(start, data, "RTE", "CoLA", "STS-B")
     criterion, rows = MultiTaskCriterion(task), task.datasets["valid"]
-    torch.nn.init.normal_(model.classification_heads["STS-B"].output.weight)
-    for name in ("RTE", "CoLA"):
+    for name in ("STS-B", "RTE", "CoLA"):
         torch.nn.init.normal_(model.classification_heads[name].output.weight)
     model.eval()
     with metrics.aggregate(new_root=True) as aggregated:
@@ -159,9 +157,8 @@ def test_scores_of_validation_are_those_of_all_rows(start, data):
     expected = {}
     for name, score in (("RTE", accuracy_score), ("STS-B", lambda gold, found: spearmanr(gold, found)[0])):
         own = rows.tasks[name]
-        batch = rows.collater(
-            [rows[int(rows.starts[list(rows.tasks).index(name)]) + index] for index in range(len(own))]
-        )
+        first = int(rows.starts[list(rows.tasks).index(name)])
+        batch = rows.collater([rows[first + index] for index in range(len(own))])
         with torch.no_grad():
             logits = model(**batch["net_input"])[name]
         found = logits.argmax(1).numpy() if name == "RTE" else logits[:, 0].numpy()

@@ -8,12 +8,10 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from omegaconf import OmegaConf
+from fine_tuning_tasks import set_up
 from synthetic_glue import change_task, write_glue
 
 from amos_fairseq.checkpoints.read import load_checkpoint
-from amos_fairseq.downstream.classification.task import TextClassificationConfig, TextClassificationTask
-from amos_fairseq.downstream.multi_task.task import MultiTask, MultiTaskConfig
 from amos_fairseq.errors import UserError
 from amos_fairseq.models.fine_tuning import TEXT_HEAD, TextModel
 
@@ -30,10 +28,12 @@ def data(start, tmp_path_factory):
     return directory
 
 
-def make_task(data, names=tuple(ROWS), kind=MultiTask, config=MultiTaskConfig, update_freq=1, **settings):
-    given = {"data": ":".join(str(data / name) for name in names), "tokens_per_text": 16, "seed": 1, "max_update": 0}
-    given |= {"train_subset": "train", "update_freq": [update_freq]} | settings
-    return kind.setup_task(OmegaConf.merge(OmegaConf.structured(config), given))
+def make_task(data, names=tuple(ROWS), kind="multi_task", split=None, **settings):
+    directories = ":".join(str(data / name) for name in names)
+    task = set_up(kind, directories, **{"tokens_per_text": 16, "max_update": 0} | settings)
+    if split is not None:
+        task.load_dataset(split)
+    return task
 
 
 def batches(task, epoch, batch_size, num_ranks=1, rank=0):
@@ -41,17 +41,9 @@ def batches(task, epoch, batch_size, num_ranks=1, rank=0):
     return task.get_batch_iterator(task.datasets["train"], epoch=epoch, **arguments)
 
 
-def test_equal_shares(data):
-    task = make_task(data, sampling_exponent=0.0)
-    task.load_dataset("train")
-    assert task.datasets["train"].rows_of_tasks == [300] * 3
-
-
 def test_ranks_and_micro_batches_read_the_updates_of_one(data):
     """32 rows an update: one batch, 2 ranks of 16, and 2 micro-batches on each of 2 ranks; over three epochs."""
-    one, two, four = make_task(data), make_task(data), make_task(data, update_freq=2)
-    for task in (one, two, four):
-        task.load_dataset("train")
+    one, two, four = (make_task(data, split="train", update_freq=[number]) for number in (1, 1, 2))
     updates = 0
     for epoch in (1, 2, 3):
         whole = [batch["id"].tolist() for batch in batches(one, epoch, 32).next_epoch_itr()]
@@ -67,27 +59,22 @@ def test_ranks_and_micro_batches_read_the_updates_of_one(data):
 
 
 def test_a_stop_continues_with_the_next_row(data):
-    task = make_task(data)
-    task.load_dataset("train")
-    iterator = batches(task, 2, 32)
-    expected = [batch["id"].tolist() for batch in iterator.next_epoch_itr()]
-    stopped = batches(task, 2, 32)
+    task = make_task(data, split="train")
+    expected = [batch["id"].tolist() for batch in batches(task, 2, 32).next_epoch_itr()]
+    stopped, resumed = batches(task, 2, 32), batches(make_task(data, split="train"), 2, 32)
     read = stopped.next_epoch_itr()
     seen = [next(read)["id"].tolist() for _ in range(4)]
-    other = make_task(data)
-    other.load_dataset("train")
-    resumed = batches(other, 2, 32)
     resumed.load_state_dict(json.loads(json.dumps(stopped.state_dict())))
     assert seen + [batch["id"].tolist() for batch in resumed.next_epoch_itr()] == expected
 
 
 def test_the_rows_of_max_rows_are_those_of_one_task(data):
-    mixed = make_task(data, max_rows=20)
-    alone = make_task(data, ["CoLA"], TextClassificationTask, TextClassificationConfig, max_rows=20)
-    for task in (mixed, alone):
-        task.load_dataset("train")
+    """A task has as many rows as that; the shares by the exponent 0 are equal."""
+    mixed = make_task(data, split="train", max_rows=20, sampling_exponent=0.0)
+    alone = make_task(data, ["CoLA"], "text_classification", "train", max_rows=20)
     rows, expected = mixed.datasets["train"].tasks, alone.datasets["train"]
     assert [len(own) for own in rows.values()] == [16, 20, 20]
+    assert mixed.datasets["train"].rows_of_tasks == [20] * 3
     for index in range(20):
         assert torch.equal(rows["CoLA"][index]["tokens"], expected[index]["tokens"])
     np.testing.assert_array_equal(rows["CoLA"].targets, expected.targets)
@@ -97,8 +84,7 @@ def test_the_rows_of_max_rows_are_those_of_one_task(data):
 
 def test_teachers_are_divided_by_task(data, tmp_path):
     np.save(tmp_path / "teacher.npy", np.arange(NUMBERS, dtype=np.float32))
-    task = make_task(data, teacher=str(tmp_path / "teacher.npy"), max_update=40)
-    task.load_dataset("train")
+    task = make_task(data, split="train", teacher=str(tmp_path / "teacher.npy"), max_update=40)
     rows = task.datasets["train"]
     labels = rows.collater([rows[index] for index in (396, 0, 16)])["labels"]
     expected = {"RTE": [[0, 1]], "CoLA": [[32, 33]], "STS-B": [[493]]}
@@ -120,9 +106,8 @@ def test_what_cannot_be_used_is_refused(data, tmp_path):
         ("short.npy", r"has float32 \[493\], these rows need float32 \[494\]"),
         ("nan.npy", "not finite numbers"),
     ):
-        task = make_task(data, teacher=str(tmp_path / teacher), max_update=40)
         with pytest.raises(UserError, match=message):
-            task.load_dataset("train")
+            make_task(data, split="train", teacher=str(tmp_path / teacher), max_update=40)
     for settings, message in (
         ({"teacher": "t.npy"}, "rises until --max-update"),
         ({"teacher": "t.npy", "gold_weight": "1.5"}, "give annealed, or a number from 0 to 1"),
@@ -133,8 +118,7 @@ def test_what_cannot_be_used_is_refused(data, tmp_path):
     ):
         with pytest.raises(UserError, match=message):
             make_task(data, **settings)
-    task = make_task(data)
-    task.load_dataset("train")
+    task = make_task(data, split="train")
     assert not task.has_sharded_data("train"), "fairseq would load the rows again in each epoch"
     with pytest.raises(UserError, match="fewer than the 4096 of one update"):
         batches(task, 1, 4096)
@@ -163,7 +147,7 @@ def test_one_task_starts_from_its_head_among_several(start, data, name):
     several = fine_tuned(start, task)
     for parameter in several.classification_heads.parameters():
         torch.nn.init.normal_(parameter)
-    one = fine_tuned(start, make_task(data, [name], TextClassificationTask, TextClassificationConfig))
+    one = fine_tuned(start, make_task(data, [name], "text_classification"))
     state = {key: value.clone() for key, value in several.state_dict().items()}
     one.upgrade_state_dict_named(state, "")
     one.load_state_dict(state, strict=True)

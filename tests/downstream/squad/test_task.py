@@ -5,25 +5,14 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from omegaconf import OmegaConf
+from fine_tuning_tasks import build_amos, set_up
 from small_models import logged
 from synthetic_squad import make_squad, prepare_squad
 from torch import tensor
 from torch.nn.functional import linear
 
-from amos_fairseq.downstream.squad.task import (
-    IndependentSpanHead,
-    JointSpanHead,
-    SpanOutput,
-    SquadConfig,
-    SquadCriterion,
-    SquadTask,
-)
+from amos_fairseq.downstream.squad.task import IndependentSpanHead, JointSpanHead, SpanOutput, SquadCriterion, SquadTask
 from amos_fairseq.errors import UserError
-from amos_fairseq.models.amos import AmosConfig
-
-MODEL = {"encoder_layers": 2, "encoder_embed_dim": 64, "encoder_ffn_embed_dim": 128, "encoder_attention_heads": 2}
-MODEL |= {"max_positions": 64, "generator_depths": "1,2"}
 
 
 @pytest.fixture(scope="module")
@@ -32,29 +21,21 @@ def data(tmp_path_factory):
 
 
 def make_task(data, **settings) -> SquadTask:
-    values = {"data": str(data), "tokens_per_window": 64, "doc_stride": 16, "max_question_length": 32, "seed": 3}
-    values |= {"save_dir": "unused", "train_subset": "train", "update_freq": [1]} | settings
-    return SquadTask.setup_task(OmegaConf.merge(OmegaConf.structured(SquadConfig), values))
-
-
-def build(task: SquadTask):
-    config = OmegaConf.merge(OmegaConf.structured(AmosConfig), MODEL | {"_name": "amos", "max_update": 10})
-    return task.build_model(config)
+    return set_up("squad", data, tokens_per_window=64, doc_stride=16, max_question_length=32, **settings)
 
 
 @pytest.mark.parametrize(("kind", "head"), [("independent", IndependentSpanHead), ("joint", JointSpanHead)])
 def test_head_is_built_and_restored_from_a_checkpoint(data, kind, head):
-    task = make_task(data, span_head=kind)
-    model = build(task)
+    other_kind = "joint" if kind == "independent" else "independent"
+    model, other = (build_amos(make_task(data, span_head=one)) for one in (kind, other_kind))
     assert isinstance(model.span_head, head)
-    other = build(make_task(data, span_head="joint" if kind == "independent" else "independent"))
     state = {name: value.clone() for name, value in model.state_dict().items()}
     other.register_heads_of(state)
     assert isinstance(other.span_head, head)
     other.load_state_dict(state, strict=True)
     assert all(torch.equal(value, other.state_dict()[name]) for name, value in state.items())
     # Of a checkpoint with a head of other shapes only the encoder is taken.
-    third = build(make_task(data, span_head="joint" if kind == "independent" else "independent"))
+    third = build_amos(make_task(data, span_head=other_kind))
     fresh = [parameter.clone() for parameter in third.span_head.parameters()]
     third.load_state_dict({name: value + 1 for name, value in state.items()}, strict=True)
     assert all(map(torch.equal, third.span_head.parameters(), fresh))
@@ -99,15 +80,13 @@ ANSWERABLE_LOSS = math.log1p(math.exp(-1)) + math.log1p(math.exp(-2)) + math.log
 
 
 def test_loss_by_hand():
+    """Of both heads; the independent one has no classifier."""
     loss, sample_size, log = loss_of(OUTPUT)
     assert float(loss) == pytest.approx(SPAN_LOSS + 0.5 * ANSWERABLE_LOSS, rel=1e-6)
     assert sample_size == 3
     assert type(sample_size) is int
     assert float(log["span_loss"]) == pytest.approx(SPAN_LOSS, rel=1e-6)
     assert float(log["answerable_loss"]) == pytest.approx(ANSWERABLE_LOSS, rel=1e-6)
-
-
-def test_a_head_without_classifier_has_no_such_term():
     loss, _, log = loss_of(OUTPUT._replace(unanswerable_logits=None))
     assert float(loss) == pytest.approx(SPAN_LOSS, rel=1e-6)
     assert not {"answerable_loss", "answerable_acc"} & log.keys()

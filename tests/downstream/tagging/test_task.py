@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from omegaconf import OmegaConf
+from fine_tuning_tasks import build_amos, set_up
 from small_models import logged
 from synthetic_tagging import prepare_tagging
 from torch import tensor
@@ -16,11 +16,7 @@ from amos_fairseq.data import block_iterator
 from amos_fairseq.downstream.tagging.command import predict_words
 from amos_fairseq.downstream.tagging.dataset import Column
 from amos_fairseq.downstream.tagging.model import WordOutput
-from amos_fairseq.downstream.tagging.task import SequenceTaggingConfig, SequenceTaggingCriterion, SequenceTaggingTask
-from amos_fairseq.models.amos import AmosConfig
-
-MODEL = {"encoder_layers": 2, "encoder_embed_dim": 64, "encoder_ffn_embed_dim": 128, "encoder_attention_heads": 2}
-MODEL |= {"max_positions": 40, "generator_depths": "1,2", "pooler_dropout": 0.3}
+from amos_fairseq.downstream.tagging.task import SequenceTaggingCriterion, SequenceTaggingTask
 
 
 @pytest.fixture(scope="module")
@@ -28,15 +24,10 @@ def data(tmp_path_factory):
     return prepare_tagging(tmp_path_factory.mktemp("tagging"))
 
 
-def make_task(data, **settings) -> SequenceTaggingTask:
-    values = {"data": str(data), "tokens_per_sentence": 40, "seed": 3, "save_dir": "unused"}
-    values |= {"train_subset": "train", "update_freq": [1]} | settings
-    return SequenceTaggingTask.setup_task(OmegaConf.merge(OmegaConf.structured(SequenceTaggingConfig), values))
-
-
-def build(task: SequenceTaggingTask):
-    config = OmegaConf.merge(OmegaConf.structured(AmosConfig), MODEL | {"_name": "amos", "max_update": 10})
-    return task.build_model(config)
+def make_task(data, split: str, **settings) -> SequenceTaggingTask:
+    task = set_up("sequence_tagging", data, tokens_per_sentence=40, **settings)
+    task.load_dataset(split)
+    return task
 
 
 def batches_of(task, epoch, position=0, **settings) -> list[list[int]]:
@@ -58,8 +49,7 @@ def test_batches_of_similar_length(data, monkeypatch):
     """Each sentence occurs once; a batch is a run of a pool sorted by length; the order of the batches is random, the same
     for any number of loader processes and ranks, and on resume, and another in the next epoch."""
     monkeypatch.setattr(block_iterator, "POOL", 5)  # 20 sentences
-    task = make_task(data, similar_lengths=True)
-    task.load_dataset("train")
+    task = make_task(data, "train", similar_lengths=True)
     lengths, batches = task.datasets["train"].sizes, batches_of(task, 1, max_sentences=4)
     assert sorted(id for batch in batches for id in batch) == list(range(40))
     assert [len(batch) for batch in batches] == [4] * 10
@@ -78,20 +68,13 @@ def test_batches_of_similar_length(data, monkeypatch):
     # What makes no whole batch comes last.
     *whole, rest = batches_of(task, 1, max_sentences=3)
     assert ({len(batch) for batch in whole}, rest) == ({3}, shuffled[-1:])
-    random = [id for batch in batches_of(make_task_with_data(data), 1, max_sentences=4) for id in batch]
-    assert random == shuffled
-
-
-def make_task_with_data(data):
-    task = make_task(data)
-    task.load_dataset("train")
-    return task
+    random = batches_of(make_task(data, "train"), 1, max_sentences=4)
+    assert [id for batch in random for id in batch] == shuffled
 
 
 def test_nothing_is_computed_at_padding(data, packings):
-    task = make_task(data)
-    task.load_dataset("valid")
-    sentences, model = task.datasets["valid"], build(task).eval()
+    task = make_task(data, "valid")
+    sentences, model = task.datasets["valid"], build_amos(task).eval()
     batch = sentences.collater([sentences[index] for index in range(5)])
     model(**batch["net_input"])
     assert [len(packing.slots) for packing in packings] == [sum(sentences.sizes[:5])]
@@ -103,9 +86,8 @@ def test_nothing_is_computed_at_padding(data, packings):
 
 def test_the_head_reads_first_pieces_and_is_restored(data, tmp_path):
     """The logits of a word are dropout (off here) and one linear layer of the state at its first piece."""
-    task = make_task(data, save_dir=str(tmp_path))
-    task.load_dataset("valid")
-    model = build(task).eval()
+    task = make_task(data, "valid", save_dir=str(tmp_path))
+    model = build_amos(task, pooler_dropout=0.3).eval()
     batch = task.datasets["valid"].collater([task.datasets["valid"][index] for index in range(5)])
     logits = model(**batch["net_input"]).logits["ner_labels"]
     states = model.extract_features(batch["net_input"]["src_tokens"])
@@ -113,9 +95,9 @@ def test_the_head_reads_first_pieces_and_is_restored(data, tmp_path):
         for word, position in enumerate(positions):
             expected = torch.nn.functional.linear(states[row, position], *model.word_heads["ner_labels"].parameters())
             torch.testing.assert_close(logits[row, word], expected)
-    assert model.word_heads["ner_labels"].dropout.p == MODEL["pooler_dropout"]
+    assert model.word_heads["ner_labels"].dropout.p == 0.3
     assert {parameter.param_group.depth for parameter in model.word_heads["ner_labels"].parameters()} == {0}
-    other = build(task)
+    other = build_amos(task)
     other.word_heads = torch.nn.ModuleDict()
     other.register_heads_of(model.state_dict())
     other.load_state_dict(model.state_dict(), strict=True)
@@ -137,11 +119,19 @@ class Fixed:
 
     training = False
 
-    def __init__(self, output: WordOutput):
-        self.output = output
+    def __init__(self, **logits: torch.Tensor):
+        self.output = WordOutput(logits)
 
     def __call__(self, **net_input) -> WordOutput:
         return self.output
+
+
+def criterion_of(label_smoothing: float = 0.0, **columns: Column) -> SequenceTaggingCriterion:
+    return SequenceTaggingCriterion(SimpleNamespace(columns=columns, views=()), label_smoothing)
+
+
+def chunk(has_spans: bool = True) -> Column:
+    return Column(Path(), "chunk", LABELS, has_spans)
 
 
 def nll(logits: list[float], place: int) -> float:
@@ -153,10 +143,8 @@ LOSS = nll([2, 0, 1], 0) + nll([0, 3, 0], 1) + nll([0, 0, 1], 0)
 
 def logged_twice(has_spans: bool) -> dict:
     """What fairseq logs after two equal batches."""
-    column = Column(Path(), "chunk", LABELS, has_spans)
-    task = SimpleNamespace(columns={"chunk_labels": column}, views=())
-    criterion = SequenceTaggingCriterion(task, label_smoothing=0.0)
-    loss, sample_size, log = criterion(Fixed(WordOutput({"chunk_labels": LOGITS})), SAMPLE)
+    criterion = criterion_of(chunk_labels=chunk(has_spans))
+    loss, sample_size, log = criterion(Fixed(chunk_labels=LOGITS), SAMPLE)
     assert float(loss) == pytest.approx(LOSS, rel=1e-6)
     assert sample_size == 3
     values = logged(SequenceTaggingCriterion, log, log)
@@ -177,32 +165,22 @@ def test_scores_are_logged_with_cut_words_as_wrong():
 
 def test_label_smoothing_spreads_a_share_over_all_labels():
     """In training (1 - e) nll of the label + e / 3 times the sum of all three; in validation nothing is spread."""
-    column = Column(Path(), "chunk", LABELS, has_spans=True)
-    criterion = SequenceTaggingCriterion(
-        SimpleNamespace(columns={"chunk_labels": column}, views=()), label_smoothing=0.1
-    )
-    model = Fixed(WordOutput({"chunk_labels": LOGITS}))
+    criterion, model = criterion_of(0.1, chunk_labels=chunk()), Fixed(chunk_labels=LOGITS)
     assert float(criterion(model, SAMPLE)[0]) == pytest.approx(LOSS, rel=1e-6)
     model.training = True
-    words = [([2.0, 0.0, 1.0], 0), ([0.0, 3.0, 0.0], 1), ([0.0, 0.0, 1.0], 0)]
-    expected = sum(
-        0.9 * nll(logits, label) + 0.1 / 3 * sum(nll(logits, each) for each in range(3)) for logits, label in words
-    )
+    words = ([2.0, 0.0, 1.0], [0.0, 3.0, 0.0], [0.0, 0.0, 1.0])
+    expected = 0.9 * LOSS + 0.1 / 3 * sum(nll(logits, label) for logits in words for label in range(3))
     assert float(criterion(model, SAMPLE)[0]) == pytest.approx(expected, rel=1e-6)
     assert not any(key.startswith("_count_") for key in criterion(model, SAMPLE)[2])
 
 
 def test_several_columns_are_logged_by_name():
     """The first column as above, the second has one word of two right; the average is that of F1 and accuracy."""
-    columns = {
-        "chunk_labels": Column(Path(), "chunk", LABELS, has_spans=True),
-        "upos_labels": Column(Path(), "upos", ["A", "B", "C"], has_spans=False),
-    }
-    criterion = SequenceTaggingCriterion(SimpleNamespace(columns=columns, views=()), label_smoothing=0.0)
-    upos = {"target": tensor([[2, 1]]), "labels": [[2, 1]]}
-    parts = {"chunk_labels": SAMPLE, "upos_labels": upos}
-    output = WordOutput({"chunk_labels": LOGITS, "upos_labels": tensor([[[0.0, 0.0, 2.0], [0.0, 0.0, 2.0]]])})
-    loss, size, log = criterion(Fixed(output), SAMPLE | {"parts": parts, "nwords": 5})
+    upos = Column(Path(), "upos", ["A", "B", "C"], has_spans=False)
+    criterion = criterion_of(chunk_labels=chunk(), upos_labels=upos)
+    parts = {"chunk_labels": SAMPLE, "upos_labels": {"target": tensor([[2, 1]]), "labels": [[2, 1]]}}
+    model = Fixed(chunk_labels=LOGITS, upos_labels=tensor([[[0.0, 0.0, 2.0], [0.0, 0.0, 2.0]]]))
+    loss, size, log = criterion(model, SAMPLE | {"parts": parts, "nwords": 5})
     assert float(loss) == pytest.approx(LOSS + nll([0, 0, 2], 2) + nll([0, 0, 2], 1), rel=1e-6)
     assert size == 5
     values = logged(SequenceTaggingCriterion, log)

@@ -5,15 +5,12 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
-from omegaconf import OmegaConf
+from fine_tuning_tasks import build_amos, set_up
 from synthetic_tagging import make_sentences, prepare_tagging
 
-from amos_fairseq.downstream.tagging.task import SequenceTaggingConfig, SequenceTaggingCriterion, SequenceTaggingTask
+from amos_fairseq.downstream.tagging.task import SequenceTaggingCriterion, SequenceTaggingTask
 from amos_fairseq.errors import UserError
-from amos_fairseq.models.amos import AmosConfig
 
-MODEL = {"encoder_layers": 2, "encoder_embed_dim": 64, "encoder_ffn_embed_dim": 128, "encoder_attention_heads": 2}
-MODEL |= {"max_positions": 40, "generator_depths": "1,2", "linear_init_std": 0.1}
 ALL = "full,forward,backward,future,past,word_dropout"
 
 
@@ -29,17 +26,15 @@ def pos(tmp_path_factory):
 
 
 def make_task(*data, **settings) -> SequenceTaggingTask:
-    values = {"data": ":".join(map(str, data)), "tokens_per_sentence": 40, "seed": 3, "save_dir": "unused"}
-    values |= {"train_subset": "train", "update_freq": [1], "max_update": 10, "total_num_update": 0} | settings
-    task = SequenceTaggingTask.setup_task(OmegaConf.merge(OmegaConf.structured(SequenceTaggingConfig), values))
+    given = {"tokens_per_sentence": 40, "max_update": 10, "total_num_update": 0} | settings
+    task = set_up("sequence_tagging", ":".join(map(str, data)), **given)
     task.load_dataset("train")
     return task
 
 
 def build(task: SequenceTaggingTask, **settings):
     torch.manual_seed(0)
-    values = MODEL | {"_name": "amos", "max_update": 10} | settings
-    return task.build_model(OmegaConf.merge(OmegaConf.structured(AmosConfig), values))
+    return build_amos(task, linear_init_std=0.1, **settings)
 
 
 def epoch_iterator(task, epoch: int, size: int, **settings):

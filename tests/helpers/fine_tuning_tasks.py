@@ -1,0 +1,22 @@
+"""Tasks of fine-tuning as ``fairseq-train`` sets them up, and a small AMOS model for them."""
+
+from typing import Any
+
+from fairseq.models import BaseFairseqModel
+from fairseq.tasks import TASK_DATACLASS_REGISTRY, FairseqTask, setup_task
+from omegaconf import OmegaConf
+
+from amos_fairseq.models.amos import AmosConfig
+
+
+def set_up(name: str, data: object, **settings: Any) -> FairseqTask:
+    """The task of this name on ``data``."""
+    values = {"_name": name, "data": str(data), "seed": 3, "save_dir": "unused", "train_subset": "train"}
+    values |= {"update_freq": [1]} | settings
+    return setup_task(OmegaConf.merge(OmegaConf.structured(TASK_DATACLASS_REGISTRY[name]), values))
+
+
+def build_amos(task: FairseqTask, **settings: Any) -> BaseFairseqModel:
+    values = {"_name": "amos", "encoder_layers": 2, "encoder_embed_dim": 64, "encoder_ffn_embed_dim": 128}
+    values |= {"encoder_attention_heads": 2, "max_positions": 64, "generator_depths": "1,2", "max_update": 10}
+    return task.build_model(OmegaConf.merge(OmegaConf.structured(AmosConfig), values | settings))
