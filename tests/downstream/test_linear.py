@@ -56,8 +56,6 @@ def test_each_kind_of_label_is_fitted():
     assert (fit("classes", states[:5], np.full(5, 2))(states) == 2).all()
 
 
-@pytest.mark.parametrize(
-    ("inputs", "examples", "used"), [(500, 500, 500), (20_001, 20_001, 10_001), (1000, 60_000, 334)]
-)
-def test_states_in_memory_are_bounded(inputs, examples, used):
-    assert len(rows_to_fit(inputs, examples)) == used
+def test_states_in_memory_are_bounded():
+    for inputs, examples, used in ((500, 500, 500), (20_001, 20_001, 10_001), (1000, 60_000, 334)):
+        assert len(rows_to_fit(inputs, examples)) == used

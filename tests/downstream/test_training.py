@@ -117,25 +117,17 @@ def test_a_training_saves_and_ends_when_its_parent_is_killed(tmp_path):
     assert log.read_text().splitlines() == ["ready ''", message, "saved"]
 
 
-def test_run_has_its_own_gpu_and_no_launcher(monkeypatch):
+def test_variables_of_a_training(monkeypatch):
+    """Its own GPU, or none: fairseq takes the number of visible GPUs as that of ranks, and refuses them with ``--cpu``. No
+    launcher. On the CPU the cores are shared, unless their number is given."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5")
     monkeypatch.setenv("WORLD_SIZE", "8")
-    variables = environment("cuda:1", 2)
-    assert variables["CUDA_VISIBLE_DEVICES"] == "5"
-    assert "WORLD_SIZE" not in variables
-
-
-def test_run_on_the_cpu_has_no_gpu(monkeypatch):
-    """fairseq uses the number of visible GPUs as the number of ranks, and refuses it with ``--cpu``."""
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
-    assert environment("cpu", 1)["CUDA_VISIBLE_DEVICES"] == ""
-
-
-def test_runs_on_the_cpu_share_the_cores(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))  # of a machine that may have more
+    assert environment("cuda:1", 2)["CUDA_VISIBLE_DEVICES"] == "5"
+    assert environment("cpu", 1)["CUDA_VISIBLE_DEVICES"] == ""
+    assert "WORLD_SIZE" not in environment("cuda:1", 2)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    assert environment("cpu", 3)["OMP_NUM_THREADS"] == "2"
-    assert variables_of_server(["cpu"] * 3)["OMP_NUM_THREADS"] == "2"
+    assert environment("cpu", 3)["OMP_NUM_THREADS"] == variables_of_server(["cpu"] * 3)["OMP_NUM_THREADS"] == "2"
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
     assert environment("cpu", 3)["OMP_NUM_THREADS"] == "7"
     assert "OMP_NUM_THREADS" not in variables_of_server(["cpu"] * 3)
