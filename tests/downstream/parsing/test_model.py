@@ -19,10 +19,9 @@ def test_scores_are_those_of_the_equation():
     relations = [weights["relations.weight"][r * 128 : (r + 1) * 128].T for r in range(2)]
     for sentence, size in ((0, 3), (1, 2)):
         words = [weights["root.weight"][0], *states[sentence].double().numpy()]
-        hidden = {
-            name: [np.maximum(0, weights[f"{name}.weight"] @ word + weights[f"{name}.bias"]) for word in words]
-            for name in ("head", "dependent")
-        }
+        hidden = {}
+        for name in ("head", "dependent"):
+            hidden[name] = [np.maximum(0, weights[f"{name}.weight"] @ w + weights[f"{name}.bias"]) for w in words]
         for word in range(1, size + 1):
             for candidate in range(4):
                 for relation in range(2):
@@ -39,9 +38,8 @@ def test_padded_slots_have_no_gradient_that_is_not_finite():
     head = ParsingHead(width=5, num_relations=3, dropout=0.0)
     states = torch.randn(1, 4, 5, requires_grad=True)
     scores = head(states, torch.tensor([[False, False, True, True]]))
-    torch.nn.functional.cross_entropy(
-        scores.flatten(2).flatten(0, 1), torch.tensor([0, 3, -100, -100]), ignore_index=-100, reduction="sum"
-    ).backward()
+    targets = torch.tensor([0, 3, -100, -100])
+    torch.nn.functional.cross_entropy(scores.flatten(2).flatten(0, 1), targets, reduction="sum").backward()
     assert torch.isfinite(states.grad).all()
     assert states.grad[0, 2:].abs().max() == 0
     assert all(torch.isfinite(parameter.grad).all() for parameter in head.parameters())

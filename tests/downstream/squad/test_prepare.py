@@ -12,7 +12,7 @@ from failures import error_line, harm_last_byte
 from fairseq.data import Dictionary
 from hugging_face_folders import train_wordpiece
 from preparing import prepare
-from synthetic_squad import make_squad, prepare_squad, word, write_json
+from synthetic_squad import make_squad, prepare_squad, word
 
 from amos_fairseq.downstream.squad.dataset import SquadSplit, read_squad_manifest
 from amos_fairseq.downstream.squad.prepare import EXACT, LOST, MISPLACED, WIDER, align_answer
@@ -29,10 +29,6 @@ SQUAD = make_squad()
 @pytest.fixture(scope="module")
 def data(tmp_path_factory) -> Path:
     return prepare_squad(tmp_path_factory.mktemp("squad"), SQUAD)
-
-
-def refused(capsys, *arguments: object) -> str:
-    return error_line(capsys, main, *arguments, reports_progress=True)
 
 
 def test_files_have_every_question_and_paragraph(data):
@@ -122,19 +118,19 @@ def test_refusals(data, tmp_path, capsys):
     source, tokenizer, out = data.parent / "squad.json", data.parent / "tokenizer", tmp_path / "out"
     (tmp_path / "text.json").write_text("no json")
     (tmp_path / "cut.json.xz").write_bytes(lzma.compress(source.read_bytes())[:-30])
-    cases = [([tmp_path / "text.json", source, tokenizer, out], "text.json is not JSON")]
-    cases += [([tmp_path / "cut.json.xz", source, tokenizer, out], "cut.json.xz is damaged")]
-    cases += [([source, tmp_path / "absent.json", tokenizer, out], "absent.json: no such file")]
-    cases += [([source, source, tmp_path / "absent", out], "is not a directory")]
-    cases += [([source, source, tokenizer, out, "--max-train-questions", 0], "--max-train-questions 0")]
-    cases += [([source, source, tokenizer, data, "--max-train-questions", 3], "nothing there, 3 here")]
     with (tmp_path / "huge.json").open("wb") as file:
         file.truncate(1 << 40)  # which takes no space
-    cases += [([source, tmp_path / "huge.json", tokenizer, out], "huge.json holds more than 256 MiB")]
-    cases += [([source, source, tokenizer, tmp_path], "is not empty and contains no SQuAD data")]
-    cases += [([write_json(tmp_path / "empty.json", []), source, tokenizer, out], "holds no questions")]
-    for arguments, message in cases:
-        assert message in refused(capsys, *arguments), arguments
+    for arguments, message in (
+        ([tmp_path / "text.json", source, tokenizer, out], "text.json is not JSON"),
+        ([tmp_path / "cut.json.xz", source, tokenizer, out], "cut.json.xz is damaged"),
+        ([source, tmp_path / "absent.json", tokenizer, out], "absent.json: no such file"),
+        ([source, source, tmp_path / "absent", out], "is not a directory"),
+        ([source, source, tokenizer, out, "--max-train-questions", 0], "--max-train-questions 0"),
+        ([source, source, tokenizer, data, "--max-train-questions", 3], "nothing there, 3 here"),
+        ([source, tmp_path / "huge.json", tokenizer, out], "huge.json holds more than 256 MiB"),
+        ([source, source, tokenizer, tmp_path], "is not empty and contains no SQuAD data"),
+    ):
+        assert message in error_line(capsys, main, *arguments, reports_progress=True), arguments
     assert not out.exists()
 
 
@@ -144,14 +140,14 @@ BETWEEN_WORDS = [
     "1910s",
     "Zoë",
     "ate ½",
+    " ate ½ ",
     "ﬁsh",
     "ﬁsh\u00a0(cafe\u0301-style)",
     "cafe\u0301",
     "24\u201310",
     "End",
-    "中国",
 ]
-BETWEEN_WORDS += ["In  the 1910s"]
+BETWEEN_WORDS += ["中国", "In  the 1910s"]
 
 
 @pytest.fixture(scope="module", params=["sentencepiece", "wordpiece"])
@@ -173,7 +169,7 @@ def aligned(request, tmp_path_factory):
 def test_answers_between_word_boundaries_are_exact(aligned):
     """Spaces around an answer do not count."""
     starts, ends = aligned
-    for text in [*BETWEEN_WORDS, " ate ½ "]:
+    for text in BETWEEN_WORDS:
         tokens, fit = align_answer(Answer(text, CONTEXT.index(text)), CONTEXT, starts, ends)
         assert fit == EXACT, text
         # SentencePiece may have a piece like "10.", whose full stop the official comparison does not see.

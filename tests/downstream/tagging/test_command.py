@@ -6,6 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 from fairseq.data import Dictionary
 from preparing import prepare
 from synthetic_tagging import make_sentences, prepare_tagging
@@ -34,9 +35,8 @@ def session(tmp_path, monkeypatch) -> Session:
 
 def test_settings_of_a_recipe_without_use_are_left_out_and_flags_refused(session, tmp_path):
     """So two trials that differ in such a setting alone are one."""
-    (tmp_path / "recipe.yaml").write_text(
-        "extends: electra\ntasks: {tagging: {views: 'full,forward', view_heads: one}}\ngrid: {view_layers: [half, all]}\n"
-    )
+    views = "tasks: {tagging: {views: 'full,forward', view_heads: one}}"
+    (tmp_path / "recipe.yaml").write_text(f"extends: electra\n{views}\ngrid: {{view_layers: [half, all]}}\n")
 
     def trials(**flags):
         recipe = load_recipe(str(tmp_path / "recipe.yaml"), "small", flags)
@@ -78,14 +78,12 @@ def test_sentences_of_a_file_have_the_bits_of_the_dev_set(max_tokens, tmp_path):
     dev = WordSequences(prepare_tagging(tmp_path), "valid", max_tokens)
     tokenizer = load_tokenizer(tmp_path / "tokenizer")
     dictionary = Dictionary.load(str(tmp_path / "data" / "dict.txt"))
-    loaded = SimpleNamespace(
-        tokenizer=tokenizer, dictionary=dictionary, model=SimpleNamespace(max_positions=lambda: max_tokens)
-    )
+    model = SimpleNamespace(max_positions=lambda: max_tokens)
+    loaded = SimpleNamespace(tokenizer=tokenizer, dictionary=dictionary, model=model)
     found = encode_sentences(loaded, read_sentences(tmp_path / "train.txt", labeled=False).sentences)
     for index, sentence in enumerate(found):
-        assert {name: sentence[name].tolist() for name in sentence} == {
-            name: dev[index][name].tolist() for name in ("tokens", "positions")
-        }
+        assert sentence.keys() == {"tokens", "positions"}
+        assert all(torch.equal(sentence[name], dev[index][name]) for name in sentence)
     assert len(found) == len(dev)
 
 
@@ -99,9 +97,8 @@ def test_a_constant_label_and_sentences_that_train_too(session, tmp_path):
     most = max(set(tags), key=tags.count)
     both = open_tagging(session, [pos, tmp_path / "data"])
     (task,) = both.tasks.values()
-    assert list(task.notes) == [
-        f"{name}: 40 of 40 dev sentences train too: the scores may be too high" for name in ("pos", "ner")
-    ]
+    seen = "40 of 40 dev sentences train too: the scores may be too high"
+    assert list(task.notes) == [f"pos: {seen}", f"ner: {seen}"]
     of_pos, of_ner = both.constants().values()
     assert list(both.constants()) == ["tagging-pos of pos,ner", "tagging-ner of pos,ner"]
     share = 100 * tags.count(most) / len(tags)
@@ -118,7 +115,5 @@ def test_a_constant_label_and_sentences_that_train_too(session, tmp_path):
         assert run.identity.get("sampling_exponent") == exponent
         assert [flag for flag in benchmark.train_flags(run) if flag in ("--sampling-exponent", str(exponent))] == flags
     (task,) = by_size.tasks.values()
-    assert (
-        task.notes[0]
-        == "pos,ner: a task of N rows has a share of the training proportional to N^1 (--sampling-exponent)"
-    )
+    share = "a task of N rows has a share of the training proportional to N^1 (--sampling-exponent)"
+    assert task.notes[0] == f"pos,ner: {share}"

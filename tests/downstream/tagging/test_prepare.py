@@ -161,13 +161,9 @@ def test_spans_of_the_dev_file_are_encoded_as_in_training(train_has_ends, data, 
     """IOB2 and IOBES; so the labels of the dev file can be learned."""
     files = []
     for with_ends in (train_has_ends, not train_has_ends):
-        rows = [
-            [
-                (*row[:2], label)
-                for row, label in zip(one, encode_spans([row[2] for row in one], with_ends), strict=True)
-            ]
-            for one in make_sentences()
-        ]
+        rows = []
+        for words, tags, chunks in (zip(*sentence, strict=True) for sentence in make_sentences()):
+            rows.append(list(zip(words, tags, encode_spans(list(chunks), with_ends), strict=True)))
         files.append(write_columns(tmp_path / f"{len(files)}.txt", rows))
     main([*files, data / "tokenizer", tmp_path / "out"])
     assert f"1.txt: spans are encoded in {'IOBES' if train_has_ends else 'IOB'}, as in" in capsys.readouterr().err
@@ -202,11 +198,9 @@ def test_refusals(data, tmp_path, capsys):
     commas = write_columns(tmp_path / "commas.txt", [[("a", "X", "O,O"), ("b", "X", "B-Y,O"), ("c", "X", "I-Y,O")]])
     bilou = write_columns(tmp_path / "bilou.txt", [[("a", "X", "O"), ("b", "X", "U-Y")]])
     header = write_columns(tmp_path / "header.txt", [[("Wort", "Art", "Etikett"), ("b", "X", "B_Y")]])
-    for folder, content in (("full", None), ("foreign", {"labels": []})):
+    for folder, name in (("full", "file"), ("foreign", "tagging.json")):
         (tmp_path / folder).mkdir()
-        (tmp_path / folder / "file").touch()
-        if content is not None:
-            (tmp_path / folder / "tagging.json").write_text(json.dumps(content))
+        (tmp_path / folder / name).write_text('{"labels": []}')
     for train, dev, target, flags, message in (
         (source, source, data, ["--column", "pos"], "(settings column: nothing there, pos here)"),
         (source, source, out, ["--column", "x"], "no column x: give --column with one of pos, ner"),
@@ -216,23 +210,11 @@ def test_refusals(data, tmp_path, capsys):
         (source, source, out, ["--columns", "pos,pos"], "names 'pos' twice"),
         (source, others, out, [], "others.txt, column ner: no label is in"),
         (source, others, out, ["--column", "pos"], "(Y Z): give files with the same labels"),
-        (
-            bilou,
-            header,
-            out,
-            [],
-            "header.txt, line 1: the label 'Etikett' of the word 'Wort' marks no span, as the others do",
-        ),
+        (bilou, header, out, [], "header.txt, line 1: the label 'Etikett' of the word 'Wort' marks no span, as the"),
         (double, source, out, [], "double.txt, line 2: the label 'B-Y|B-Z' of the word 'b' has two labels"),
         (commas, commas, out, [], "commas.txt, line 1: the label 'O,O' of the word 'a' has two labels"),
         (same, source, out, ["--column", "pos"], "column pos: all words that train have the label"),
-        (
-            same,
-            same,
-            out,
-            ["--labeled", "1"],
-            "all words that train have the label O: give another column, or more sentences",
-        ),
+        (same, same, out, ["--labeled", "1"], "all words that train have the label O: give another column, or more"),
         (source, source, out, ["--unlabeled", "rest"], "--unlabeled rest is what --labeled N leaves"),
         (source, source, out, ["--labeled", "41"], f"--labeled 41: {source} has 40 sentences: give 1 to as many"),
         (source, source, out, ["--encoding", "bioes", "--column", "pos"], "is for labels that mark spans"),

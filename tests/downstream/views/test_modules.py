@@ -21,12 +21,8 @@ from amos_fairseq.modules.encoder import one_sided
 
 MASK = 44
 MODERN = {"encoder": "modernbert", "local_attention": 4, "global_attention_every": 2, "embedding_dim": 0}
-ENCODERS = {
-    "none": {},
-    "t5": {"relative_position_scheme": "t5"},
-    "modernbert": MODERN,
-    "reference": {"kernels": "reference", "relative_position_scheme": "t5"},
-}
+T5 = {"relative_position_scheme": "t5"}
+ENCODERS = {"none": {}, "t5": T5, "modernbert": MODERN, "reference": T5 | {"kernels": "reference"}}
 # <s>, words of 1, 3, 2 and 1 pieces, a piece of no word, </s>; and a sentence of two words.
 TOKENS = torch.tensor([[0, 5, 6, 7, 8, 9, 10, 11, 12, 2], [0, 20, 21, 22, 2, 1, 1, 1, 1, 1]])
 LENGTHS = [10, 5]
@@ -88,9 +84,9 @@ def test_a_view_depends_on_what_it_sees_alone(encoder: str, layers: str) -> None
                 visible = seen(view, word, row)
                 embeddings.grad = None
                 (views[view][row, word] @ weights).backward(retain_graph=True)
-                reached = (
-                    set() if embeddings.grad is None else set(embeddings.grad[row].any(-1).nonzero().flatten().tolist())
-                )
+                reached = set()
+                if embeddings.grad is not None:
+                    reached = set(embeddings.grad[row].any(-1).nonzero().flatten().tolist())
                 assert reached <= visible, (view, word)
                 assert bool(reached) == bool(visible)
                 if encoder != "modernbert":  # whose local layers see no more than two tokens to a side
@@ -142,10 +138,8 @@ def test_a_piece_of_two_words_is_seen_by_neither_neighbour() -> None:
         tokens[0, 2] = piece
         (views,) = predict_views(model, tokens, [6], *words)[1].values()
         found.append(views)
-    same = {
-        view: [torch.equal(one, other) for one, other in zip(*(v[view][0] for v in found), strict=True)]
-        for view in found[0]
-    }
+    before, after = found
+    same = {view: [torch.equal(*pair) for pair in zip(before[view][0], after[view][0], strict=True)] for view in before}
     assert same == {"forward": [False] * 3, "future": [True, True, False], "past": [True] * 3}
 
 

@@ -56,9 +56,8 @@ def batches_after_a_stop(task, epoch: int, size: int) -> list[dict]:
 
 def unlabeled_of(batch: dict) -> list[tuple[int, ...]]:
     unlabeled = batch["net_input"]["unlabeled"]
-    return [
-        tuple(row[:length].tolist()) for row, length in zip(unlabeled["src_tokens"], unlabeled["lengths"], strict=True)
-    ]
+    rows = zip(unlabeled["src_tokens"].tolist(), unlabeled["lengths"], strict=True)
+    return [tuple(row[:length]) for row, length in rows]
 
 
 def test_each_unlabeled_sentence_is_read_once_before_one_is_read_again(ner):
@@ -75,10 +74,8 @@ def test_each_unlabeled_sentence_is_read_once_before_one_is_read_again(ner):
     ranks, micro = make_task(ner, views="full"), make_task(ner, views="full", update_freq=[2])
     read = Counter()
     for epoch in range(1, 16):
-        parts = [
-            [unlabeled_of(one) for one in batches(ranks, epoch, 2, num_shards=2, shard_id=rank)] for rank in (0, 1)
-        ]
-        joined = [one + other for one, other in zip(*parts, strict=True)]
+        parts = [batches(ranks, epoch, 2, num_shards=2, shard_id=rank) for rank in (0, 1)]
+        joined = [unlabeled_of(one) + unlabeled_of(other) for one, other in zip(*parts, strict=True)]
         read.update(sentence for batch in joined for sentence in batch)
     alone = [unlabeled_of(batch) for batch in batches(micro, 15, 2)]
     assert [one + other for one, other in zip(alone[::2], alone[1::2], strict=True)] == joined
@@ -95,9 +92,7 @@ def test_a_resume_with_other_unlabeled_sentences_is_refused(ner, tmp_path):
     states = [iterators[0].state_dict() for _ in iterators[0].next_epoch_itr()]
     assert [state["iterations_in_epoch"] for state in states] == [1, 2, 0]
     for state in states:
-        with pytest.raises(
-            UserError, match=r"other unlabeled sentences: give the same data, or add --reset-dataloader"
-        ):
+        with pytest.raises(UserError, match="other unlabeled sentences: give the same data, or add --reset-dataload"):
             iterators[1].load_state_dict(state)
         del state["data_fingerprint"]
     iterators[1].load_state_dict(states[0])
@@ -245,10 +240,8 @@ def test_several_columns_share_unlabeled_sentences(ner, pos):
                 divergence += float((p[row, word] * (p[row, word] / q[row, word]).log()).sum())
     # The mean number of words of a labeled sentence of an epoch, 14 of entities and 40 of parts of speech.
     data = task.datasets["train"]
-    means = [
-        np.mean([len(rows[index]["positions"]) for index in range(len(rows))])
-        for rows in (*data.labeled.tasks.values(), data.unlabeled)
-    ]
+    parts = (*data.labeled.tasks.values(), data.unlabeled)
+    means = [np.mean([len(rows[index]["positions"]) for index in range(len(rows))]) for rows in parts]
     weight = (14 * means[0] + 40 * means[1]) / 54 / means[2]
     assert float(loss) == pytest.approx(labeled + weight * divergence, rel=1e-4)
     assert {key for key in log if key.startswith("_count_")} >= {"_count_words/pos", "_count_right_spans/ner"}
@@ -284,9 +277,8 @@ def test_hard_targets_and_a_threshold_of_the_task(ner):
 def test_one_column_at_a_time_learns_from_unlabeled_sentences(ner, pos):
     """Each column is drawn in 5 to 15 of 20 updates (a fair coin leaves that with p = 0.012; the seed is fixed); the loss is
     that of its modules alone, every module still has a gradient, and the draw is a function of the update."""
-    all_columns, one = (
-        make_task(ner, pos, views="full,past", view_heads=heads, unlabeled_start=0.0) for heads in ("all", "one")
-    )
+    settings = {"views": "full,past", "unlabeled_start": 0.0}
+    all_columns, one = (make_task(ner, pos, view_heads=heads, **settings) for heads in ("all", "one"))
     model, batch, drawn = build(one).train(), batches(one, size=9)[0], []
     for update in (*range(20), 0):
         gradients = []
