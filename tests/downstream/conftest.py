@@ -81,10 +81,8 @@ def glue(start, data, fake_training):
     """Run ``amos glue`` with the tasks; options of the session (one seed) and of the benchmark by name."""
 
     def run(out, *tasks, data=data, intermediate=None, with_test=False, seeds=1, **options):
-        opened = session(start, out, seeds=seeds, **options)
-        outcome = run_benchmark(
-            open_glue(opened, data, tasks, GlueOptions(intermediate=intermediate, with_test=with_test))
-        )
+        chosen = GlueOptions(intermediate=intermediate, with_test=with_test)
+        outcome = run_benchmark(open_glue(session(start, out, seeds=seeds, **options), data, tasks, chosen))
         assert outcome.failures == []
         return outcome
 

@@ -116,20 +116,19 @@ def test_small_tasks_start_from_the_best_mnli_run(start, tmp_path, fake_training
     assert fake_training.flag(fake_training.commands[-1], "--finetune-from-model") == mnli
     with pytest.raises(UserError, match="intermediate_sha256"):
         glue(out, "RTE")
-    with pytest.raises(
-        UserError, match="RTE with --layers 1 cannot start from MNLI with --layers last: give both the same"
-    ):
+    with pytest.raises(UserError, match="RTE with --layers 1 cannot start from MNLI with --layers last: give both"):
         glue(tmp_path / "shorter", "RTE", intermediate=out, layers="1")
 
 
 def test_hash_of_the_data_changes_with_training_and_dev_data_only(data, tmp_path):
     shutil.copytree(data / "RTE", tmp_path / "RTE")
     before, record = read_glue_data(tmp_path, "RTE").sha256(), read_glue_data(tmp_path, "RTE").record
-    change_task(tmp_path, "RTE", splits=record["splits"] | {"test": {"source": "test.tsv", "rows": 5}}, workers=3)
+    splits = record["splits"]
+    change_task(tmp_path, "RTE", splits=splits | {"test": {"source": "test.tsv", "rows": 5}}, workers=3)
     assert read_glue_data(tmp_path, "RTE").sha256() == before
     for change in (
-        {"splits": record["splits"] | {"valid": record["splits"]["valid"] | {"sha256": "0" * 64}}},
-        {"splits": record["splits"] | {"train": record["splits"]["train"] | {"rows": 15}}},
+        {"splits": splits | {"valid": splits["valid"] | {"sha256": "0" * 64}}},
+        {"splits": splits | {"train": splits["train"] | {"rows": 15}}},
         {"labels": record["labels"][::-1]},
         {"tokenizer_sha256": "1" * 64},
         {"seed": 2},

@@ -32,9 +32,8 @@ def write_hub(directory: Path) -> dict[tuple[str, str], list[tuple]]:
             width, is_test = len(task.texts), split.startswith("test")
             own = EXPECTED[name][split].rows if split in EXPECTED[name] else [("The last", "of all")[:width]]
             content = {column: [row[number] for row in own] for number, column in enumerate(columns)}
-            labels = [
-                -1 if is_test else float(row[-1]) if name == "STS-B" else CLASSES[name].index(row[-1]) for row in own
-            ]
+            as_label = float if name == "STS-B" else CLASSES[name].index
+            labels = [-1 if is_test else as_label(row[-1]) for row in own]
             content["label"] = pa.array(labels, pa.float32() if name == "STS-B" else pa.int64())
             hub_split = (MNLI_SPLITS if name == "MNLI" else SPLITS).get(split, "train")
             table = pa.table(content | {"idx": range(len(own))})

@@ -81,10 +81,8 @@ def test_stock_task_reads_rows_and_classes(prepared_glue, task):
     """<s> A </s>, and for a pair <s> A </s> B </s>, whose texts are decoded by tokenizer and dictionary; targets are indices in
     the fixed order of the labels."""
     settings = {"init_token": 0, "regression_target": task == "STS-B", "no_shuffle": True, "seed": 1}
-    config = SentencePredictionConfig(
-        data=str(prepared_glue / task), num_classes=max(1, len(CLASSES[task])), **settings
-    )
-    stock = SentencePredictionTask.setup_task(config)
+    settings |= {"data": str(prepared_glue / task), "num_classes": max(1, len(CLASSES[task]))}
+    stock = SentencePredictionTask.setup_task(SentencePredictionConfig(**settings))
     for split, expected in EXPECTED[task].items():
         stock.load_dataset(split)
         samples = [stock.datasets[split][i] for i in range(len(stock.datasets[split]))]

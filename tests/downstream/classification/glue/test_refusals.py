@@ -81,10 +81,8 @@ def test_mistakes_are_one_line_and_start_nothing(start, data, tmp_path, fake_tra
     message = "was finished without --write-train"
     again = ["glue", "--checkpoint", start, "--out", tmp_path / "finished", "--cpu", "--data", data, "--seeds", 1]
     assert message in error_line(capsys, main, *again, "--tasks", "CoLA", "--write-train", reports_progress=True)
-    assert "--head RTE" in error_line(
-        capsys, main, "export", tmp_path / "finished" / "runs" / "CoLA" / "seed1" / "checkpoint_best.pt", tmp_path / "hf",
-        "--head", "RTE", reports_progress=True,
-    )  # fmt: skip
+    export = ["export", tmp_path / "finished/runs/CoLA/seed1/checkpoint_best.pt", tmp_path / "hf", "--head", "RTE"]
+    assert "--head RTE" in error_line(capsys, main, *export, reports_progress=True)
     assert len(fake_training.commands) == before
     assert not (tmp_path / "out").exists()
 
@@ -93,9 +91,8 @@ def test_all_means_the_tasks_that_are_prepared(tmp_path, capsys):
     for task in ("RTE", "CoLA", "WNLI"):
         (tmp_path / task).mkdir()
     assert tasks_to_run("all", tmp_path, is_raw=False) == ["CoLA", "RTE"]
-    assert (
-        capsys.readouterr().err == f"glue: not in {tmp_path}, so not fine-tuned: MNLI, QQP, QNLI, SST-2, MRPC, STS-B\n"
-    )
+    absent = "MNLI, QQP, QNLI, SST-2, MRPC, STS-B"
+    assert capsys.readouterr().err == f"glue: not in {tmp_path}, so not fine-tuned: {absent}\n"
     assert tasks_to_run("RTE,MNLI", tmp_path, is_raw=False) == ["RTE", "MNLI"]  # named, so MNLI is missed later
     assert len(tasks_to_run("ALL", tmp_path / "absent", is_raw=False)) == 8
 
