@@ -116,9 +116,7 @@ def test_amos_is_compared_with_the_electra_of_its_encoder() -> None:
 
 
 @pytest.mark.parametrize(("supported", "expected"), [(True, "bf16"), (False, "float32")])
-def test_default_precision_is_that_of_the_recipe_on_this_device(
-    supported: bool, expected: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_default_precision_is_that_of_the_recipe_on_this_device(supported: bool, expected: str, monkeypatch) -> None:
     monkeypatch.setattr("amos_fairseq.run.precision.supports_bf16", lambda on_gpu: supported)
     assert setup_of("mlm_base", precision=None).precision == expected
     assert setup_of("mlm_base", precision="float32").cfg.common.bf16 is False

@@ -54,9 +54,7 @@ MODERN = ("model.token_types=0", "model.local_attention=8")
         ("mlm_modern_mini", MODERN),
     ],
 )
-def test_parameters_loss_and_gradients_are_ours(
-    recipe: str, overrides: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_parameters_loss_and_gradients_are_ours(recipe: str, overrides: tuple[str, ...], monkeypatch) -> None:
     setup = setup_of(recipe, *overrides)
     ours = FairseqStep(setup)
     model, batch = ours.module.train(), random_batches(setup)[0]

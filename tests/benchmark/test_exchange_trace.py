@@ -3,13 +3,7 @@
 from typing import Any
 
 import pytest
-from benchmark.rank_traces import (
-    BACKWARD,
-    EXCHANGE,
-    NODE,
-    UPDATE,
-    updates_of,
-)
+from benchmark.rank_traces import BACKWARD, EXCHANGE, NODE, UPDATE, updates_of
 
 
 def event(name: str, start: float, end: float, kind: str = "float", shape: tuple[int, ...] = (1,)) -> dict[str, Any]:

@@ -8,17 +8,14 @@ from entries import CONFIGS, read_yaml
 from amos_fairseq.downstream.results import RunResult
 
 
-def result(task: str, seed: int, value: float) -> RunResult:
-    directory, scores = f"runs/{task}/seed{seed}", {"accuracy": value, "f1": 0.0}
-    return RunResult(task, "", seed, directory, "accuracy", scores, *LAST)
-
-
-def results(**scores: list[float]) -> list[RunResult]:
-    return [result(task, seed, value) for task, values in scores.items() for seed, value in enumerate(values, start=1)]
-
-
 def test_average_of_medians_and_deviation_over_seeds():
-    found = scores_of(results(RTE=[50.0, 56.0, 53.0], MRPC=[70.0, 60.0, 80.0]))
+    values = {"RTE": [50.0, 56.0, 53.0], "MRPC": [70.0, 60.0, 80.0]}
+    results = []
+    for task, own in values.items():
+        for seed, value in enumerate(own, start=1):
+            scores = {"accuracy": value, "f1": 0.0}
+            results.append(RunResult(task, "", seed, f"runs/{task}/seed{seed}", "accuracy", scores, *LAST))
+    found = scores_of(results)
     assert {task: own["median"] for task, own in found["tasks"].items()} == {"RTE": 53.0, "MRPC": 70.0}
     assert found["tasks"]["RTE"]["deviation"] == pytest.approx(3.0)
     assert found["average"]["value"] == pytest.approx(61.5)
@@ -27,33 +24,20 @@ def test_average_of_medians_and_deviation_over_seeds():
     assert found["average"]["count"] == 3
 
 
-def entry(label: str, *averages: tuple[float, float | None]) -> dict:
-    """An entry whose last points have these averages and deviations, each of twice the cost of the one before."""
+def entry(*averages: tuple[float, float]) -> dict:
+    """An entry with these averages and deviations at a half of the budget and at its end."""
     points = {}
-    for number, (value, deviation) in enumerate(averages):
-        share = 2.0 ** (number + 1 - len(averages))
+    for share, (value, deviation) in zip(("0.5", "1"), averages, strict=False):
         scores = {"tasks": {}, "average": {"value": value, "deviation": deviation, "count": 3}}
-        points[f"{share:g}"] = {"flops_thesis": share * 1e12, "hours": share * 4, "scores": scores, "complete": True}
-    progress = {"max_update": 16, "updates_so_far": 16, "tokens": 1000, "tokens_per_second": 12.5}
-    flops = {"flops_per_update_thesis": 1e12 / 16, "flops_per_update_matmuls": 5e11 / 16}
-    return {"label": label, **progress, **flops, "points": points}
+        points[share] = {"scores": scores, "complete": True}
+    return {"points": points}
 
 
-@pytest.fixture
-def content() -> dict:
-    entries = {
-        "mlm": entry("MLM (BERT)", (50.0, 1.0), (60.0, 1.5)),
-        "electra": entry("ELECTRA", (49.0, 1.0), (63.0, 2.0)),
-        "amos": entry("AMOS", (52.0, 1.0), (58.0, 1.0)),
-        "teams": entry("TEAMS") | {"updates_so_far": 3},
-    }
-    setup = {"budget": "16 updates", "tasks": ["RTE"], "fine_tune_at": [0.5, 1.0], "size": "tiny", "device": "CPU"}
-    found = compare_findings(read_yaml(CONFIGS / "paper.yaml")["findings"], entries)
-    return {"setup": setup, "entries": entries, "findings": found, "notes": ["a note"]}
-
-
-def test_findings_of_compared_pairs(content):
-    found = {(one["better"], one["worse"]): one for one in content["findings"]}
+def test_findings_of_compared_pairs():
+    entries = {"mlm": entry((50.0, 1.0), (60.0, 1.5)), "electra": entry((49.0, 1.0), (63.0, 2.0))}
+    entries |= {"amos": entry((52.0, 1.0), (58.0, 1.0)), "teams": entry()}
+    findings = compare_findings(read_yaml(CONFIGS / "paper.yaml")["findings"], entries)
+    found = {(one["better"], one["worse"]): one for one in findings}
     assert set(found) == {("electra", "mlm"), ("amos", "electra"), ("amos", "mlm")}
     # 3.0 points, spread sqrt(1.5^2 + 2^2) = 2.5; -5.0 and sqrt(1 + 4); -2.0 and sqrt(1 + 2.25) = 1.8.
     assert found["electra", "mlm"]["our_points"] == pytest.approx(3.0)

@@ -75,7 +75,9 @@ def test_recipes_of_the_thesis_are_its_table_5_2(size, lr, decay, name):
         assert "--separator-token" not in flags
 
 
-def test_tagging_has_the_rate_of_its_size():
+def test_tagging_has_the_rate_of_its_size_and_a_size_its_widths():
+    sizes = {64: "small", 256: "small", 257: "base", 768: "base", 1024: "large", 2048: "large"}
+    assert {width: size_for_width(width) for width in sizes} == sizes
     for name, size, lr in (("amos", "small", 3e-4), ("amos", "base", 5e-5), ("electra", "small", 3e-4)):
         assert only(load_recipe(name, size), "tagging").lr == lr
 
@@ -92,11 +94,6 @@ def test_teams_is_its_table_6(size, lr, squad):
         assert (settings.layer_wise_lr_decay, settings.checkpoint) == (1.0, "best")
     settings = only(recipe, "SQuAD")
     assert ((settings.lr, settings.batch_size, settings.epochs), settings.checkpoint) == (squad, "last")
-
-
-def test_size_by_width():
-    sizes = {64: "small", 256: "small", 257: "base", 768: "base", 1024: "large", 2048: "large"}
-    assert {width: size_for_width(width) for width in sizes} == sizes
 
 
 @pytest.mark.parametrize(
@@ -162,6 +159,12 @@ def test_recipe_from_a_file(tmp_path):
     assert [(t.lr, t.dropout) for t in recipe.trials_of("RTE")] == [(1e-3, 0.0)]
     with pytest.raises(UserError, match=r"no settings for QNLI.*CoLA, RTE"):
         recipe.trials_of("QNLI")
+    # What a recipe extends gives the rest.
+    file.write_text("extends: teams\ntasks: {CoLA: {epochs: 7}}\n")
+    recipe, teams = load_recipe(str(file), "base"), load_recipe("teams", "base")
+    assert (only(recipe, "CoLA").epochs, only(teams, "CoLA").epochs) == (7, 5)
+    assert only(recipe, "CoLA").lr == only(teams, "CoLA").lr == 3e-5
+    assert list(recipe.trials) == ["CoLA"]
 
 
 @pytest.mark.parametrize(("width", "lr"), [(128, 7.31966e-4), (384, 1.40867e-4), (768, 4.98040e-5), (1024, 3.23486e-5)])

@@ -8,7 +8,7 @@ from typing import Any
 from preparing import prepare
 
 from amos_fairseq.hugging_face.imported import Imported, build_model, configuration, write
-from amos_fairseq.text.tokenization import Tokenizer, load_tokenizer
+from amos_fairseq.text.tokenization import load_tokenizer
 from amos_fairseq.text.vocabulary import learn_tokenizer
 
 SYLLABLES = ["ba", "ke", "li", "mo", "nu", "ta", "re", "sí", "on", "ﬁ"]
@@ -65,16 +65,11 @@ def text_of(squad: dict[str, Any]) -> list[str]:
     return [line for content in contents for line in (content["context"], *(q["question"] for q in content["qas"]))]
 
 
-def squad_tokenizer(directory: Path, squad: dict[str, Any], size: int = 150) -> Tokenizer:
-    """Learned from the data set itself, uncased."""
+def prepare_squad(directory: Path, squad: dict[str, Any], *flags: str) -> Path:
+    """``directory/data``, prepared with the same questions to train and to evaluate on; its tokenizer is learned from them."""
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "text.txt").write_text("\n".join(text_of(squad)) + "\n", encoding="utf-8")
-    return learn_tokenizer(directory / "text.txt", size, cased=False)
-
-
-def prepare_squad(directory: Path, squad: dict[str, Any], *flags: str) -> Path:
-    """``directory/data``, prepared with the same questions to train and to evaluate on."""
-    squad_tokenizer(directory / "text", squad).save(directory / "tokenizer")
+    learn_tokenizer(directory / "text.txt", 150, cased=False).save(directory / "tokenizer")
     source = str(write_json(directory / "squad.json", squad))
     prepare("squad")([source, source, str(directory / "tokenizer"), str(directory / "data"), *flags])
     return directory / "data"

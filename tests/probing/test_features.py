@@ -8,10 +8,10 @@ from failures import full_disk
 from saved_models import write_run
 from torch import Tensor, nn
 
-from amos_fairseq.checkpoints.read import load_checkpoint
+from amos_fairseq.checkpoints.read import LoadedCheckpoint, load_checkpoint
 from amos_fairseq.errors import UserError
 from amos_fairseq.probing import features
-from amos_fairseq.probing.features import PIECES, ProbedPart, encode_split, parts_of, stored_features
+from amos_fairseq.probing.features import PIECES, encode_split, parts_of, stored_features
 from amos_fairseq.probing.tasks import AnnotatedText
 
 TEXTS = ["the quick brown fox", "a lazy dog", "jumps over the end of the brown dog and the fox", "the"]
@@ -42,14 +42,18 @@ def modules_of(model: nn.Module, objective: str) -> dict[str, nn.ModuleList]:
     return generators() | {"discriminator": model.discriminator.layers}
 
 
+def features_of(folder: Path, loaded: LoadedCheckpoint, part: str, layers: list[int | str]):
+    """A context with the states of all texts, by split and layer."""
+    encoded = {"train": encode_split(loaded, EXAMPLES)}
+    return stored_features(folder, parts_of(loaded.model)[part], layers, encoded, loaded.dictionary.pad(), "cpu", "x")
+
+
 def test_nothing_is_computed_at_padding(tmp_path, packings):
     """Four texts of different lengths in one batch."""
     loaded = load_checkpoint(write_run(tmp_path / "run", "mlm"))
-    encoded = encode_split(loaded, EXAMPLES)
-    part = parts_of(loaded.model)["encoder"]
-    with stored_features(tmp_path / "x", part, [1], {"train": encoded}, loaded.dictionary.pad(), "cpu", "x"):
+    with features_of(tmp_path / "x", loaded, "encoder", [1]):
         pass
-    assert [len(packing.slots) for packing in packings] == [encoded.num_pieces + 2 * len(TEXTS)]
+    assert [len(packing.slots) for packing in packings] == [sum(len(loaded.tokens(text)) for text in TEXTS)]
 
 
 SEPARATE = {"separate_generators": True, "generator_depths": "1,2"}
@@ -57,42 +61,29 @@ SETTINGS = {"separate": ("amos", SEPARATE), "fine-tuned": ("electra", {"classes"
 
 
 @pytest.mark.parametrize("objective", ["amos", "separate", "electra", "teams", "mlm", "electric", "fine-tuned"])
-def test_features_are_the_states_of_a_forward_pass(objective: str, tmp_path: Path):
+def test_features_are_the_states_of_a_forward_pass(objective: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Two batches, the texts of one of them padded, against one text at a time."""
+    monkeypatch.setattr(features, "TOKENS_PER_BATCH", 40)
     name, settings = SETTINGS.get(objective, (objective, {}))
     loaded = load_checkpoint(write_run(tmp_path / "run", name, **settings))
-    parts, pad = parts_of(loaded.model), loaded.dictionary.pad()
-    encoded = {"train": encode_split(loaded, EXAMPLES)}
-    modules = modules_of(loaded.model, objective)
+    parts, modules = parts_of(loaded.model), modules_of(loaded.model, objective)
     assert modules.keys() <= parts.keys()
     for part_name, layers in modules.items():
-        part = parts[part_name]
-        wanted = [*range(1, len(layers) + 1), PIECES]
-        with stored_features(tmp_path / part_name, part, wanted, encoded, pad, "cpu", part_name) as features_of:
-            stored = {layer: states.clone() for layer, states in features_of["train"].items()}
+        part, wanted = parts[part_name], [*range(len(layers) + 1), PIECES]
+        with features_of(tmp_path / part_name, loaded, part_name, wanted) as found:
+            stored = {layer: states.clone() for layer, states in found["train"].items()}
         assert not (tmp_path / part_name).exists()
-        encoder = part.layers[1][0]
-        for text in TEXTS[:2]:  # one text at a time: no padding
+        encoder, start = part.layers[1][0], 0
+        for text in TEXTS:
             tokens = loaded.tokens(text)
             forward = lambda ids: encoder(part.embed_tokens(ids))  # noqa: B023, E731
-            start = 0 if text == TEXTS[0] else len(loaded.tokens(TEXTS[0])) - 2
             rows = slice(start, start + len(tokens) - 2)
-            for number, layer in enumerate(layers, start=1):
-                expected = outputs_of(layer, forward, tokens)[1:-1]
-                torch.testing.assert_close(stored[number][rows].float(), expected, **ROUNDING)
-            torch.testing.assert_close(stored[PIECES][rows].float(), part.embed_tokens.weight[tokens[1:-1]], **ROUNDING)
-
-
-def test_batches_and_padding_do_not_change_features(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    loaded = load_checkpoint(write_run(tmp_path / "run"))
-    part, encoded = parts_of(loaded.model)["generator"], {"train": encode_split(loaded, EXAMPLES)}
-    stored = []
-    for size in (1, 30, 8192):
-        monkeypatch.setattr(features, "TOKENS_PER_BATCH", size)
-        with stored_features(tmp_path / "x", part, [0, 4], encoded, loaded.dictionary.pad(), "cpu", "x") as found:
-            stored.append({layer: states.clone() for layer, states in found["train"].items()})
-    for other in stored[1:]:
-        for layer in (0, 4):
-            torch.testing.assert_close(other[layer], stored[0][layer], **ROUNDING)
+            start = rows.stop
+            expected = {number: outputs_of(layer, forward, tokens) for number, layer in enumerate(layers, start=1)}
+            expected[PIECES] = part.embed_tokens.weight[tokens]
+            expected[0] = encoder.embed(part.embed_tokens(tokens[None]), None)[0]
+            for layer, states in expected.items():
+                torch.testing.assert_close(stored[layer][rows], states[1:-1], **ROUNDING)
 
 
 def test_words_beyond_the_maximum_length_have_no_features(tmp_path: Path):
@@ -108,8 +99,7 @@ def test_words_beyond_the_maximum_length_have_no_features(tmp_path: Path):
 def test_features_that_find_no_room_are_one_line(tmp_path: Path):
     """Before they are written: later the process would end by SIGBUS."""
     loaded = load_checkpoint(write_run(tmp_path / "run"))
-    part, encoded = parts_of(loaded.model)["generator"], {"train": encode_split(loaded, EXAMPLES)}
-    found = stored_features(tmp_path / "out" / "x", part, [1], encoded, loaded.dictionary.pad(), "cpu", "x")
+    found = features_of(tmp_path / "out" / "x", loaded, "generator", [1])
     with full_disk(1000), pytest.raises(UserError, match=r"features of x cannot be written .*File too large"), found:
         pass
     assert list((tmp_path / "out").iterdir()) == []
@@ -117,10 +107,8 @@ def test_features_that_find_no_room_are_one_line(tmp_path: Path):
 
 def test_states_that_are_not_finite_are_refused(tmp_path: Path):
     loaded = load_checkpoint(write_run(tmp_path / "run"))
-    part: ProbedPart = parts_of(loaded.model)["generator"]
-    part.layers[1][0].layers[0].ffn_norm.weight.data.fill_(float("inf"))
-    encoded = {"train": encode_split(loaded, EXAMPLES)}
-    found = stored_features(tmp_path / "features", part, [1], encoded, loaded.dictionary.pad(), "cpu", "x")
+    parts_of(loaded.model)["generator"].layers[1][0].layers[0].ffn_norm.weight.data.fill_(float("inf"))
+    found = features_of(tmp_path / "features", loaded, "generator", [1])
     with pytest.raises(UserError, match="layer 1, are not finite"), found:
         pass
     assert not (tmp_path / "features").exists()

@@ -35,16 +35,6 @@ def save_dir(tmp_path):
     return directory
 
 
-def plotted(runs, key):
-    """The axes of the panel of ``key``, plotted by the command's own function."""
-    panels = [*plotting.PANELS, *plotting.SCORE_PANELS, *plotting.OBJECTIVE_PANELS]
-    panel = next(panel for panel in panels if panel.key == key)
-    _, ax = plt.subplots()
-    plotting.draw_panel(ax, panel, runs)
-    plt.close()
-    return ax
-
-
 def test_curves_hold_the_records(save_dir):
     curves = plotting.read_log(save_dir / "metrics.jsonl")
     assert curves["train"]["mlm_loss_1"].updates == [10, 20, 30]
@@ -66,7 +56,10 @@ def test_unigram_entropy_is_a_line_for_each_text(save_dir, tmp_path):
         write(others[-1], *(record("valid", 10, **value) for value in values))
     with (save_dir / "metrics.jsonl").open("a") as log:
         log.write(json.dumps(record("valid", 40, unigram_entropy=6.125)) + "\n")
-    ax = plotted(plotting.read_curves([save_dir, *others]), "mlm_loss_")
+    panel = next(panel for panel in plotting.PANELS if panel.key == "mlm_loss_")
+    _, ax = plt.subplots()
+    plotting.draw_panel(ax, panel, plotting.read_curves([save_dir, *others]))
+    plt.close()
     levels = [line.get_ydata()[0] for line in ax.get_lines() if line.get_linestyle() == ":"]
     assert levels[-2:] == [5.5, 6.125]
     assert [text.get_text() for text in ax.texts] == [f"{plotting.UNIGRAM[1]} {value}" for value in ("5.50", "6.12")]
@@ -82,28 +75,18 @@ def test_runs_are_named_by_what_differs(tmp_path):
     assert plotting.distinct_names([]) == []
 
 
+FINE_TUNING = [{"split": "train", "update": 5, "loss": 2.0, "lr": 0.1, "wps": 9}]
+FINE_TUNING += [{"split": "valid", "update": 5, "spearman": 58.4}]
+TEAMS = [{"split": "train", "update": 5, "mws_loss": 1.0, "mlm_loss_3": 2.0}]
 LOGGED = [
     ([record("train", 10)], ["mlm_loss", "mixture", "recall", "auc", "learning_rate", "throughput"], []),
-    (
-        [{"split": "train", "update": 5, "mws_loss": 1.0, "mlm_loss_3": 2.0}],
-        ["mlm_loss", "selection_loss"],
-        ["mixture", "rtd_recall", "rtd_auc", "lr", "wps"],
-    ),
-    (
-        [
-            {"split": "train", "update": 5, "loss": 2.0, "lr": 0.1, "wps": 9},
-            {"split": "valid", "update": 5, "spearman": 58.4},
-        ],
-        ["loss", "spearman", "learning_rate", "throughput"],
-        [],
-    ),
+    (TEAMS, ["mlm_loss", "selection_loss"], ["mixture", "rtd_recall", "rtd_auc", "lr", "wps"]),
+    (FINE_TUNING, ["loss", "spearman", "learning_rate", "throughput"], []),
 ]
 
 
 @pytest.mark.parametrize(("logged", "panels", "left_out"), LOGGED, ids=["pretraining", "teams", "fine-tuning"])
-def test_command_writes_a_panel_for_each_value_and_names_those_that_are_missing(
-    logged, panels, left_out, tmp_path, capsys, monkeypatch
-):
+def test_a_panel_for_each_value_and_a_line_for_the_missing(logged, panels, left_out, tmp_path, capsys, monkeypatch):
     """A value that only some objectives log is not reported as missing."""
     monkeypatch.setattr(Figure, "savefig", lambda figure, file, **settings: Path(file).touch())
     write(tmp_path / "metrics.jsonl", *logged)

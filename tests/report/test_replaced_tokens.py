@@ -48,9 +48,8 @@ def test_losses_equal_a_naive_loop(tmp_path, separate, monkeypatch):
         for start in range(0, len(blocks), 2):
             batch = dataset.collater([dataset[i] for i in range(start, min(start + 2, len(blocks)))])["net_input"]
             torch.manual_seed(noise_seed(Purpose.VALIDATION_NOISE, 5, depth, start))
-            logits = model.predict_logits(PretrainingBatch(**batch))[0][depth].masked_fill(
-                model.never_sampled_mask, float("-inf")
-            )
+            logits = model.predict_logits(PretrainingBatch(**batch))[0][depth]
+            logits = logits.masked_fill(model.never_sampled_mask, float("-inf"))
             sampled = gumbel_max(logits, gumbel_noise(logits))
             for row, tokens in enumerate(batch["tokens"]):
                 slots = [i for i in range(sampled.size(1)) if batch["masked_weights"][row, i]]

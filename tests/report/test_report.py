@@ -188,16 +188,12 @@ def test_mistakes_are_one_line_and_leave_nothing(tmp_path, capsys, monkeypatch):
         assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
-def logged_run(folder, *walls, name="run"):
-    records = [{"split": "train", "update": n} | ({"wall": wall} if wall else {}) for n, wall in enumerate(walls)]
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
-    run = PretrainingRun(folder, name)
-    add_log(run)
-    return run
-
-
 def test_time_of_a_run_in_parts(tmp_path):
     """Two processes of 100 and 50 seconds; a checkpoint with its own time."""
-    assert logged_run(tmp_path, 40.0, 100.0, None, 20.0, 50.0).seconds == 150
+    walls = [{"wall": 40.0}, {"wall": 100.0}, {}, {"wall": 20.0}, {"wall": 50.0}]
+    records = [json.dumps({"split": "train", "update": n} | wall) + "\n" for n, wall in enumerate(walls)]
+    (tmp_path / "metrics.jsonl").write_text("".join(records))
+    add_log(run := PretrainingRun(tmp_path, "run"))
+    assert run.seconds == 150
     assert stored_seconds({"extra_state": {"previous_training_time": 1250.0}}) == 1250
     assert stored_seconds({"extra_state": {"previous_training_time": "damaged"}}) == stored_seconds({}) == 0

@@ -68,11 +68,8 @@ def test_rows_of_baselines_and_notes_of_single_results(tmp_path):
         of_run = (tmp_path / name, 5, tmp_path / name / "run")
         folders.append(write_summary(*of_run, benchmark="classification", **more, classification=65.0))
     table = benchmark_table(read_benchmarks(folders, "--glue"))
-    assert table.rows[2:] == [
-        ["most frequent class", "54.0"],
-        ["a, 5 updates: linear", "57.0"],
-        ["b, 5 updates: linear", "61.0"],
-    ]
+    linear = [["a, 5 updates: linear", "57.0"], ["b, 5 updates: linear", "61.0"]]
+    assert table.rows[2:] == [["most frequent class", "54.0"], *linear]
     assert table.notes == ["a note", "a, 5 updates: 4.8", "b, 5 updates: 4.7"]
 
 
@@ -80,10 +77,8 @@ def test_scores_over_updates_and_over_flops(results, tmp_path):
     panels, unit = points_over_cost(results, [])
     assert unit == "updates"
     assert list(panels) == ["MNLI m", "MNLI mm"]
-    assert [series._asdict() for series in panels["MNLI m"]] == [
-        {"label": "run", "points": [(1000, 60.0, 0.5), (2000, 70.0, 0.5)]},
-        {"label": "other", "points": [(500, 50.0, 0.5), (700, 52.0, 0.5)]},
-    ]
+    points = {"run": [(1000, 60.0, 0.5), (2000, 70.0, 0.5)], "other": [(500, 50.0, 0.5), (700, 52.0, 0.5)]}
+    assert {series.label: series.points for series in panels["MNLI m"]} == points
     costs = {"run": 3, "other": 10}
     runs = [PretrainingRun(tmp_path / name, name, flops_per_update=cost) for name, cost in costs.items()]
     panels, unit = points_over_cost(results, runs)

@@ -67,6 +67,13 @@ def scores_of_pairs(out: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+def scored(tmp_path: Path, loaded, pairs: list, tokens_per_batch: int = 64, **options) -> tuple[list, dict]:
+    """The rows of the pairs, and what the JSON has."""
+    out = tmp_path / "out.json"
+    score_pairs(loaded, [write_pairs(tmp_path / "p.jsonl", pairs)], tokens_per_batch, out, **options)
+    return scores_of_pairs(out), json.loads(out.read_text(encoding="utf-8"))
+
+
 def test_accuracies_by_hand(runs, tmp_path, monkeypatch):
     """Scores are given; the JSON, the table and the CSV have the accuracies of BY_HAND."""
     words = ["a", "the", "fox", "dog", "end", "lazy", "quick"]
@@ -195,8 +202,7 @@ def test_unigram_equals_frequencies_counted_by_hand(runs, tmp_path):
     shards = [["the quick fox", "the lazy dog"] * 3, ["the end", f"a {UNKNOWN} fox"] * 3]
     counts = sum((write_corpus(tmp_path / f"data{i}", loaded, lines) for i, lines in enumerate(shards)), Counter())
     pairs = [("the fox jumps", "the fox over"), ("a quick dog", "a quick end"), ("the dog", f"the {UNKNOWN}")]
-    out = tmp_path / "out.json"
-    score_pairs(loaded, [write_pairs(tmp_path / "p.jsonl", pairs)], 64, out, f"{tmp_path}/data0:{tmp_path}/data1")
+    rows, _ = scored(tmp_path, loaded, pairs, corpus=f"{tmp_path}/data0:{tmp_path}/data1")
     symbols = loaded.tokenizer.dictionary_symbols
 
     def by_hand(text):
@@ -208,62 +214,50 @@ def test_unigram_equals_frequencies_counted_by_hand(runs, tmp_path):
                 total += unknown_log_prob(len(UNKNOWN), len(loaded.dictionary))
         return total
 
-    found = [(float(row["unigram, good"]), float(row["unigram, bad"])) for row in scores_of_pairs(out)]
+    found = [(float(row["unigram, good"]), float(row["unigram, bad"])) for row in rows]
     assert found == [pytest.approx((by_hand(good), by_hand(bad)), abs=2e-6) for good, bad in pairs]
     assert found[2][1] < found[2][0] - 30, "an unknown piece is scored as random characters"
 
 
 def test_a_corpus_with_another_dictionary_is_refused(runs, tmp_path):
     loaded = load_checkpoint(runs["amos"])
-    file = write_pairs(tmp_path / "p.jsonl", [("the fox", "the end")])
     write_corpus(tmp_path / "data", loaded, ["the fox"])
     dictionary = tmp_path / "data" / "dict.txt"
     dictionary.write_text("".join(reversed(dictionary.read_text().splitlines(keepends=True))))
     with pytest.raises(UserError, match=r"--corpus .*data has another dictionary than .*: give the corpus of its"):
-        score_pairs(loaded, [file], 64, corpus=str(tmp_path / "data"))
+        scored(tmp_path, loaded, [("the fox", "the end")], corpus=str(tmp_path / "data"))
 
 
 def test_sentences_that_are_read_alike_are_scored_once(runs, tmp_path, monkeypatch):
     """Two spaces between words are one for the tokenizer. The longest sentences come first, and each pair has its scores."""
-    scored = []
-    monkeypatch.setattr(
-        minimal_pairs, "score_lines", lambda *given: (scored.append(one) or one for one in score_lines(*given))
-    )
-    pairs = [
-        ("the fox  jumps", "the fox jumps"),
-        ("the dog", "a lazy dog jumps"),
-        ("the quick", "the  quick"),
-        ("the dog", "a"),
-    ]
-    out = tmp_path / "o.json"
-    score_pairs(load_checkpoint(runs["mlm"]), [write_pairs(tmp_path / "p.jsonl", pairs)], 20, out)
-    assert json.loads(out.read_text())["overall"]["scores"]["mlm"]["ties"] == 2
-    lengths = [len(one.line.tokens) for one in scored]
-    assert (len(scored), lengths) == (5, sorted(lengths, reverse=True))
-    plls = {" ".join(one.line.text.split()): f"{one.pll:.6f}" for one in scored}
-    found = [(row["mlm, good"], row["mlm, bad"]) for row in scores_of_pairs(out)]
+    lines = []
+    recorded = lambda *given: (lines.append(one) or one for one in score_lines(*given))  # noqa: E731
+    monkeypatch.setattr(minimal_pairs, "score_lines", recorded)
+    pairs = [("the fox  jumps", "the fox jumps"), ("the dog", "a lazy dog jumps"), ("the quick", "the  quick")]
+    pairs += [("the dog", "a")]
+    rows, content = scored(tmp_path, load_checkpoint(runs["mlm"]), pairs, 20)
+    assert content["overall"]["scores"]["mlm"]["ties"] == 2
+    lengths = [len(one.line.tokens) for one in lines]
+    assert (len(lines), lengths) == (5, sorted(lengths, reverse=True))
+    plls = {" ".join(one.line.text.split()): f"{one.pll:.6f}" for one in lines}
+    found = [(row["mlm, good"], row["mlm, bad"]) for row in rows]
     assert found == [tuple(plls[" ".join(text.split())] for text in pair) for pair in pairs]
 
 
 def test_unknown_pieces_and_long_sentences(runs, tmp_path):
     loaded = load_checkpoint(runs["amos"])
     pairs = [("the fox", f"the {UNKNOWN}"), ("the fox", "the fox " * 100), ("a dog", "the dog")]
-    out = tmp_path / "out.json"
-    score_pairs(loaded, [write_pairs(tmp_path / "p.jsonl", pairs)], 64, out)
-    rows = scores_of_pairs(out)
+    rows, content = scored(tmp_path, loaded, pairs)
     assert [row["line"] for row in rows] == ["1", "3"]
     assert float(rows[0]["amos, bad"]) < unknown_log_prob(len(UNKNOWN), len(loaded.dictionary))
-    content = json.loads(out.read_text())
     assert (content["setup"]["too_long"], content["overall"]["pairs"]) == (1, 2)
     with pytest.raises(UserError, match=r"every pair has a sentence of more than 150 tokens"):
-        score_pairs(loaded, [write_pairs(tmp_path / "p.jsonl", pairs[1:2])], 64)
+        scored(tmp_path, loaded, pairs[1:2])
 
 
 def test_random_weights_are_those_of_the_package_and_seed_1(runs, tmp_path):
-    loaded, out = load_checkpoint(runs["teams"]), tmp_path / "out.json"
-    file = write_pairs(tmp_path / "p.jsonl", [("the quick fox", "the quick end")])
-    score_pairs(loaded, [file], 64, out, with_random=True)
-    (row,) = scores_of_pairs(out)
+    loaded = load_checkpoint(runs["teams"])
+    (row,), _ = scored(tmp_path, loaded, [("the quick fox", "the quick end")], with_random=True)
     for column, model in (("teams", loaded.model), ("random weights", random_weights(loaded.model, seed=1))):
         with torch.no_grad():
             _, states = model.discriminate(loaded.tokens("the quick fox")[None], None)
@@ -281,9 +275,7 @@ def test_example_writes_minimal_and_balanced_pairs(tmp_path):
     assert len({(pair.good, pair.bad) for pair in pairs}) == 1000
     balance: dict[str, Counter] = {}
     for pair in pairs:
-        ((right, wrong),) = [
-            (one, other) for one, other in zip(pair.good.split(), pair.bad.split(), strict=True) if one != other
-        ]
+        ((right, wrong),) = [one for one in zip(pair.good.split(), pair.bad.split(), strict=True) if one[0] != one[1]]
         balance.setdefault(pair.uid, Counter()).update({(right, wrong): 1, (wrong, right): -1})
     assert len(balance) == 10
     assert not [uid for uid, counts in balance.items() if any(counts.values())]

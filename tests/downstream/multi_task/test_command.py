@@ -28,14 +28,10 @@ def write_teacher(folder, task, columns, rows):
     (folder / f"{task}.tsv").write_text("\n".join(lines) + "\n")
 
 
-def teachers(folder, *options):
-    write_teacher(folder, "CoLA", ["1", "0"], [[0.25, 0.75]] * 40)
-    write_teacher(folder, "STS-B", ["score"], [[index / 4] for index in range(20)])
-    return read_teachers(folder, None, *options)
-
-
 def test_predictions_of_any_program_are_read_by_the_names_of_the_labels(data, tmp_path):
-    found = teachers(tmp_path / "t")
+    write_teacher(tmp_path / "t", "CoLA", ["1", "0"], [[0.25, 0.75]] * 40)
+    write_teacher(tmp_path / "t", "STS-B", ["score"], [[index / 4] for index in range(20)])
+    found = read_teachers(tmp_path / "t", None)
     for seed in (1, 7):
         np.testing.assert_array_equal(found.predictions(read_glue_data(data, "CoLA"), seed), [[0.75, 0.25]] * 40)
     np.testing.assert_array_equal(found.predictions(read_glue_data(data, "STS-B"), 1)[:, 0], np.arange(20) / 4)

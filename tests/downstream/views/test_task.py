@@ -247,8 +247,6 @@ def test_several_columns_share_unlabeled_sentences(ner, pos):
     assert {key for key in log if key.startswith("_count_")} >= {"_count_words/pos", "_count_right_spans/ner"}
     equal = make_task(ner, pos, sampling_exponent=0.0)
     assert equal.datasets["train"].rows_of_tasks == [40, 40]
-    with pytest.raises(UserError, match="is another folder of the column ner"):
-        make_task(ner, ner)
     with pytest.raises(UserError, match="--views needs sentences without labels"):
         make_task(pos, views="full")
 
