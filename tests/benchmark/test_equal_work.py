@@ -45,15 +45,11 @@ def give_weights(peer: HuggingFaceObjective, weights: dict[str, Tensor]) -> None
 MODERN = ("model.token_types=0", "model.local_attention=8")
 
 
-@pytest.mark.parametrize(
-    ("recipe", "overrides"),
-    [
-        ("electra_tiny", ()),
-        ("mlm_tiny", ()),
-        ("electra_modern_mini", (*MODERN, "model.generator_size=1")),
-        ("mlm_modern_mini", MODERN),
-    ],
-)
+RECIPES = {"electra_tiny": (), "mlm_tiny": (), "mlm_modern_mini": MODERN}
+RECIPES["electra_modern_mini"] = (*MODERN, "model.generator_size=1")
+
+
+@pytest.mark.parametrize(("recipe", "overrides"), RECIPES.items())
 def test_parameters_loss_and_gradients_are_ours(recipe: str, overrides: tuple[str, ...], monkeypatch) -> None:
     setup = setup_of(recipe, *overrides)
     ours = FairseqStep(setup)

@@ -71,13 +71,8 @@ FORGED = [
     *({"checkpoint": name} for name in ("../checkpoint_best.pt", "/checkpoint_best.pt", "last")),
     *({"task": name} for name in ("", "a\nb", "a\x1b[2J", "x" * 20_000)),
     *({"scores": scores} for scores in ({}, {"accuracy": 955.0}, {"accuracy": "80"})),
-    {"seed": -1},
-    {"epoch": -1},
-    {"seconds": "60"},
-    {"checkpoint_sha256": [1]},
+    *({"seed": -1}, {"epoch": -1}, {"seconds": "60"}, {"checkpoint_sha256": [1]}, {"notes": ["a\x1b[2J"]}, {"more": 1}),
     {"main_score": "f1"},
-    {"notes": ["a\x1b[2J"]},
-    {"more": 1},
 ]
 
 

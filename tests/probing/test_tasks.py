@@ -56,12 +56,8 @@ def test_three_corpora(tmp_path: Path, capsys: pytest.CaptureFixture):
     assert (sentence["text"], sentence["raw_text"]) == ("I 'm at Ann 's", "I'm at Ann's")
     assert [target["label"] for target in sentence["targets"]] == ["PRON", "AUX", "ADP", "PROPN", "PART"]
     (sentence,) = records(out / "dependencies" / "train.jsonl")
-    assert sentence["targets"] == [
-        {"span1": [0, 1], "span2": [3, 4], "label": "nsubj"},
-        {"span1": [1, 2], "span2": [3, 4], "label": "cop"},
-        {"span1": [2, 3], "span2": [3, 4], "label": "case"},
-        {"span1": [4, 5], "span2": [3, 4], "label": "case:gen"},
-    ]
+    edges = [([0, 1], "nsubj"), ([1, 2], "cop"), ([2, 3], "case"), ([4, 5], "case:gen")]
+    assert sentence["targets"] == [{"span1": span, "span2": [3, 4], "label": label} for span, label in edges]
     held_out, kept, test = (records(out / "chunks" / f"{split}.jsonl") for split in ("valid", "train", "test"))
     assert (len(held_out), len(kept), len(test)) == (2, 18, 20)
     expected = [([0, 1], "NP"), ([1, 2], "VP"), ([2, 5], "NP"), ([5, 6], "NP"), ([7, 8], "ADVP")]

@@ -28,14 +28,14 @@ def pretrained(save_dir):
 
 
 def test_values_equal_those_of_the_forward_pass(pretrained):
-    inspection = inspect_text(pretrained, TEXT, seed=3, mask_prob=0.2, top=4)
+    inspection = inspect_text(pretrained, TEXT, SEED, MASK_PROB, top=4)
     tokens = pretrained.tokens(TEXT)
     model, dictionary = pretrained.model, pretrained.dictionary
     assert len(inspection.masked) == -(-len(tokens) // 5), "ceil(0.2 L)"
 
-    batch = mask_block(pretrained, tokens, seed=3, mask_prob=0.2)["net_input"]
+    batch = mask_block(pretrained, tokens, SEED, MASK_PROB)["net_input"]
     assert torch.equal(batch["tokens"][0], tokens)
-    torch.manual_seed(3)
+    torch.manual_seed(SEED)
     with torch.no_grad():
         output = model(PretrainingBatch(**batch))
     for index, masked in enumerate(inspection.masked):
@@ -80,7 +80,7 @@ def test_predictions_are_the_tokens_that_can_be_sampled(pretrained):
     assert padding
     with torch.no_grad():
         model.mlm_heads[0].bias[specials + padding] += 50
-    inspection = inspect_text(pretrained, TEXT, seed=3, mask_prob=0.2, top=10_000)
+    inspection = inspect_text(pretrained, TEXT, SEED, MASK_PROB, top=10_000)
     words = sorted(set(dictionary.symbols) - {dictionary[i] for i in specials})
     for masked in inspection.masked:
         for depth, predictions in enumerate(masked.predictions):
