@@ -18,15 +18,7 @@ from amos_fairseq.text.input_files import TableFile, read_content, read_lines
 ROWS = [{"text": f"sentence {number}", "n": number} for number in range(3)]
 LINES = "".join(json.dumps(row) + "\n" for row in ROWS).encode()
 PROSE = b"One sentence.\nAnother sentence.\n"
-ARCHIVE_NAMES = [
-    "c4-train.00000-of-01024.json.gz",
-    "x.csv.json",
-    "lines.txt",
-    "part-0001",
-    "a.tsv",
-    "a.parquet",
-    "a.bz2",
-]
+ARCHIVE_NAMES = ["c4.00000-of-01024.json.gz", "x.csv.json", "lines.txt", "part-0001", "a.tsv", "a.parquet", "a.bz2"]
 
 
 def written(path, content):

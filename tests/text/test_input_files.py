@@ -27,10 +27,11 @@ COMPRESS = {"": bytes, ".gz": gzip.compress, ".xz": partial(lzma.compress, prese
 @pytest.mark.parametrize("suffix", COMPRESS)
 @pytest.mark.parametrize("kind", [".txt", ".jsonl"])
 def test_all_formats_give_the_same_documents(tmp_path, kind, suffix):
-    """Compressed files may be concatenated with `cat`."""
+    """Compressed files may be concatenated with `cat`; gzip and xz write zeros behind, to fill blocks of a tape."""
     content = (write_text if kind == ".txt" else write_jsonl)(tmp_path / f"plain{kind}", DOCUMENTS).read_bytes()
     path, cut = tmp_path / f"corpus{kind}{suffix}", len(content) // 3
-    path.write_bytes(COMPRESS[suffix](content[:cut]) + COMPRESS[suffix](content[cut:]))
+    zeros = bytes(2000 if suffix in (".gz", ".xz") else 0)
+    path.write_bytes(COMPRESS[suffix](content[:cut]) + COMPRESS[suffix](content[cut:]) + zeros)
     sizes = []
     assert list(read_documents(path, on_read=sizes.append)) == EXPECTED
     assert sum(sizes) == path.stat().st_size
@@ -73,10 +74,7 @@ def test_memory_is_constant(tmp_path):
 GOOD = b"one line\n\nanother line\n"
 CASES = {
     "blank.txt": (b" \n\n", "contains no text"),
-    "latin.txt": (
-        "first\nsecond caf\u00e9\n".encode("latin-1"),
-        "line 2, byte 16: not UTF-8 .* iconv -f CP1252 -t UTF-8",
-    ),
+    "latin.txt": ("first\nsecond caf\u00e9\n".encode("latin-1"), "line 2, byte 16: not UTF-8 .* iconv -f CP1252 -t"),
     "latin.jsonl": (b'{"text": "ok"}\n' + b'{"text": "\xe9"}', "line 2, byte 25: not UTF-8"),
     "cut.txt.gz": (gzip.compress(GOOD * 999)[:-12], "is damaged"),
     "changed.txt.gz": (gzip.compress(GOOD)[:-8] + b"\0" * 8, "is damaged"),
@@ -110,38 +108,16 @@ def test_errors_name_file_and_line(tmp_path):
             list(read_documents(tmp_path / name))
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"x" * 300, r"text.txt, line 3: longer than .* blank line between documents"),
-        (b"y" * 90 + b"\n" + b"z" * 90, r"from line 3 on is larger than .* blank line between documents"),
-    ],
-)
-def test_documents_have_a_maximum_size(tmp_path, monkeypatch, content, message):
-    """A file without blank lines is one document, which must not be read into memory."""
-    monkeypatch.setattr(input_files, "LARGEST_DOCUMENT_BYTES", 128)
-    path = tmp_path / "text.txt"
-    path.write_bytes(b"short\n\n" + content)
-    with pytest.raises(UserError, match=message):
-        list(read_documents(path))
-
-
-@pytest.mark.parametrize(
-    ("suffix", "unit", "message"),
-    [
-        (".gz", b"x", "line 3: longer"),
-        (".xz", b"x", "line 3: longer"),
-        (".zst", b"x", "line 3: longer"),
-        (".zst", b"a\n", "from line 3 on is larger"),
-    ],
-)
-def test_a_bomb_is_refused_in_constant_memory(tmp_path, monkeypatch, suffix, unit, message):
-    """50 MB of text in at most 100 KB. zstandard's decompressor would return them at once."""
+@pytest.mark.parametrize(("unit", "message"), [(b"x", r"txt\S*, line 3: longer"), (b"a\n", "from line 3 on is larger")])
+@pytest.mark.parametrize("suffix", COMPRESS)
+def test_a_large_document_is_refused_in_constant_memory(tmp_path, monkeypatch, suffix, unit, message):
+    """50 MB without a blank line, as text or in at most 100 KB. zstandard's decompressor would return them at once."""
     monkeypatch.setattr(input_files, "LARGEST_DOCUMENT_BYTES", 1 << 17)
     path = tmp_path / f"bomb.txt{suffix}"
     path.write_bytes(COMPRESS[suffix](b"one\n\n" + unit * (50_000_000 // len(unit))))
-    assert path.stat().st_size < 100_000
-    with at_most(20 << 20), pytest.raises(UserError, match=rf"{message} than 0\.125 MiB"):
+    assert suffix == "" or path.stat().st_size < 100_000
+    message = rf"{message} than 0\.125 MiB.* blank line between documents"
+    with at_most(20 << 20), pytest.raises(UserError, match=message):
         list(read_documents(path))
 
 
@@ -187,11 +163,3 @@ def test_a_window_has_a_maximum_size(tmp_path, suffix, make):
         path.write_bytes(make(log))
         with pytest.raises(UserError, match=rf"text.txt{suffix} was compressed with a window of more than 128 MiB"):
             list(read_lines(path))
-
-
-def test_zeros_may_follow_compressed_text(tmp_path):
-    """As the programs gzip and xz write it to full blocks of a tape."""
-    for suffix, compress in (("gz", gzip.compress), ("xz", lzma.compress)):
-        path = tmp_path / f"text.txt.{suffix}"
-        path.write_bytes(compress(b"text\n") + bytes(2000))
-        assert list(read_lines(path)) == [(1, "text\n")]

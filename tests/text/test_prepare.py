@@ -10,21 +10,14 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+import synthetic_corpus
 from failures import error_line
 from fairseq import options
 from fairseq.data import Dictionary
 from fairseq_cli import preprocess
 from hugging_face_folders import train_wordpiece
 from preparing import prepare
-from synthetic_corpus import (
-    DOCUMENTS,
-    encode_naively,
-    file_bytes,
-    make_task,
-    read_binarized,
-    shard_directories,
-    write_text,
-)
+from synthetic_corpus import DOCUMENTS, encode_naively, file_bytes, make_task, read_binarized, shard_directories
 from tokenizer_text import word_level_directory
 
 from amos_fairseq.cli.main import build_parser
@@ -162,7 +155,8 @@ def test_hugging_face_tokenizer(inputs, tmp_path):
 def test_protected_tokens_are_kept_in_the_corpus(tmp_path, capsys, refused):
     """Each marker that the text spells is one token, which training counts among its special ones; the flag is a setting."""
     marked = [tuple(f"[E1] {paragraph}" for paragraph in document) for document in DOCUMENTS[:60]]
-    flags = [write_text(tmp_path / "text.txt", marked), "--out", tmp_path / "out", "--vocab-size", "150"]
+    source = synthetic_corpus.write_text(tmp_path / "text.txt", marked)
+    flags = [source, "--out", tmp_path / "out", "--vocab-size", "150"]
     main([*flags, "--protect", "[E1]", "--workers", "1"])
     assert "never masked, sampled or predicted: [E1]\n" in capsys.readouterr().err
     assert "protected: ['[E1]'] there, nothing here" in refused(*flags)
@@ -244,13 +238,17 @@ def documents(words, number=80, length=20):
 
 
 def run(tmp_path, capsys, texts, *flags):
-    """Return the printed shares in percent, what is printed with WARNING, and the counts of corpus.json."""
+    """Return the printed shares in percent, what is printed with WARNING, and the counts of corpus.json. The command that
+    is printed is quoted for the shell."""
+    out = tmp_path / "a b's #1"
     (tmp_path / "text.txt").write_text("\n\n".join(texts), encoding="utf-8")
-    prepare("text")([tmp_path / "text.txt", "--out", tmp_path / "out", "--workers", "1", *flags])
+    main([tmp_path / "text.txt", "--out", out, "--workers", "1", *flags])
     printed = capsys.readouterr().err
+    (command,) = re.findall(r"train with (.*) \(fairseq-train DATA\)", printed)
+    assert shlex.split(command) == [f"task.data={out}"]
     shares = re.search(r"([\d.]+)% of the pieces unknown \([\d,]+\), ([\d.]+)% of the characters in no piece", printed)
     warnings = [line for line in printed.splitlines() if "WARNING" in line]
-    record = json.loads((tmp_path / "out" / "corpus.json").read_text(encoding="utf-8"))
+    record = json.loads((out / "corpus.json").read_text(encoding="utf-8"))
     return *map(float, shares.groups()), warnings, record
 
 
@@ -306,17 +304,7 @@ def test_data_with_labels(kind, tmp_path, capsys):
         file.write_text(json.dumps(content))
         prepare(kind)([file, file, tokenizer, out])
     printed = capsys.readouterr().err
-    assert (
-        printed.count("33.333% of the pieces unknown (6), 0.000% of the characters in no piece: WARNING: a model") == 2
-    )
-
-
-def test_printed_commands_are_quoted_for_the_shell(tmp_path, capsys):
-    out = tmp_path / "a b's #1"
-    (tmp_path / "text.txt").write_text("\n\n".join(documents(EVENTS)), encoding="utf-8")
-    prepare("text")([tmp_path / "text.txt", "--out", out, "--workers", "1", "--vocab-size", "99"])
-    (command,) = re.findall(r"train with (.*) \(fairseq-train DATA\)", capsys.readouterr().err)
-    assert shlex.split(command) == [f"task.data={out}"]
+    assert printed.count("33.333% of the pieces unknown (6), 0.000% of the characters in no piece: WARNING:") == 2
 
 
 def test_a_tokenizer_that_amos_export_would_refuse(tmp_path, capsys):

@@ -98,10 +98,8 @@ def test_unusable_output_directories_are_refused_and_unchanged(folder, tmp_path,
     refusal = refused(folder / "one.txt", "--out", tmp_path / "out")
     assert "nothing would be left to train on" in refusal
     assert "--document line" in refusal
-    table = folder / "lines.jsonl"
-    assert "no input is plain text" in refused(
-        table, "--document", "2", "--out", tmp_path / "out", "--text-column", "body"
-    )
+    flags = ["--document", "2", "--text-column", "body", "--out", tmp_path / "out"]
+    assert "no input is plain text" in refused(folder / "lines.jsonl", *flags)
     (tmp_path / "out" / ".prepare").mkdir(parents=True)
     lock = take_lock(tmp_path / "out" / ".prepare" / "lock", "", "")
     assert "another amos prepare is writing" in refused(folder / "text.txt", "--out", tmp_path / "out")
@@ -186,9 +184,7 @@ def test_a_damaged_part_is_noticed(corpus, tmp_path):
     content[len(content) // 2] ^= 1
     for damaged in (content, content[:-30]):
         part.write_bytes(damaged)
-        with pytest.raises(
-            UserError, match=r"00000.npz is damaged .*: what is unfinished was removed, repeat the command"
-        ):
+        with pytest.raises(UserError, match=r"00000.npz is damaged .*: what is unfinished was removed, repeat"):
             text.join_encoded([part], tmp_path / "whole", 204)
 
 

@@ -30,9 +30,8 @@ class Preparation:
             directory.joinpath("words").write_text("".join(f"{word}{tokenizer}" for word in words))
 
         fake: Any = SimpleNamespace(sha256=tokenizer)
-        folder = prepared_data(
-            self.out, "toy/words", {"train": self.source}, fake, settings, write, ["runs/toy", "results.json"]
-        )
+        results, sources = ["runs/toy", "results.json"], {"train": self.source}
+        folder = prepared_data(self.out, "toy/words", sources, fake, settings, write, results)
         assert folder == self.out / "data" / "toy" / "words"
         return (folder / "words").read_text()
 

@@ -36,12 +36,7 @@ def run(tmp_path: Path, documents, settings=SETTINGS, files=1):
 @pytest.mark.parametrize(
     ("lines", "blank", "document", "line"),
     [
-        (
-            2100,
-            [1500],
-            None,
-            "1 blank line divides 2,100 lines into 2 documents; if each line is a text: --document line",
-        ),
+        (2100, [1500], None, "1 blank line divides 2,100 lines into 2 documents; if each line is a text: --document"),
         (4200, [1500, 3000], None, "2 blank lines divide 4,200 lines into 3 documents"),
         (1900, [1500], None, None),
         (2100, [1500], "blank", None),
@@ -188,7 +183,4 @@ def test_shards_are_consecutive_and_of_similar_size(seed):
     assert max(sums) <= limit
     assert max(sums) - min(sums) <= 2 * max(sizes)
     assert len(groups) <= -(-sum(sizes) // limit) + 1
-
-
-def test_a_document_larger_than_a_shard_is_not_split():
-    assert group_into_shards([5, 500, 5], 100) == [[0], [1], [2]]
+    assert group_into_shards([5, 500, 5], 100) == [[0], [1], [2]], "a document larger than a shard is not split"

@@ -51,22 +51,17 @@ def values(table: TableFile) -> list[list[object]]:
 
 
 @pytest.mark.parametrize(
-    ("suffix", "separator", "compression", "mark"),
-    [
-        (".csv", ",", "", b"\xef\xbb\xbf"),
-        (".csv", ";", ".gz", b""),
-        (".tsv", "\t", ".xz", b""),
-        (".tsv", "\t", ".zst", b""),
-    ],
+    ("kind", "separator", "compression", "mark"),
+    [("csv", ",", "", "\ufeff"), ("csv", ";", ".gz", ""), ("tsv", "\t", ".xz", ""), ("tsv", "\t", ".zst", "")],
 )
-def test_hostile_texts_survive(tmp_path, suffix, separator, compression, mark):
+def test_hostile_texts_survive(tmp_path, kind, separator, compression, mark):
     """Python's csv writes them, as pandas does. NUL is removed, and the limit of csv is that of the process again."""
-    content = mark + separated([["text", "label"], *HOSTILE, ["N\0UL", "\0"]], separator)
-    path = written(tmp_path / f"table{suffix}{compression}", COMPRESS[compression](content))
+    content = mark.encode() + separated([["text", "label"], *HOSTILE, ["N\0UL", "\0"]], separator)
+    path = written(tmp_path / f"table.{kind}{compression}", COMPRESS[compression](content))
     sizes: list[int] = []
     limit = csv.field_size_limit()
     table = TableFile(path, csv_quotes=True, on_read=sizes.append)
-    assert (table.kind, table.columns) == (suffix[1:], ("text", "label"))
+    assert (table.kind, table.columns) == (kind, ("text", "label"))
     assert values(table) == [*HOSTILE, ["NUL", ""]]
     assert table.broken_lines == []
     assert sum(sizes) == path.stat().st_size
@@ -112,16 +107,9 @@ def test_lines_of_tsv_with_ordinary_quotes(tmp_path, capsys):
     assert values(TableFile(written(tmp_path / "t.tsv", b"a\tb\n1\t2\n \n\n\n\n\n3\t4\n"))) == [["1", "2"], ["3", "4"]]
 
 
-SEPARATORS = {
-    "text;label\na,b;c\n": ";",
-    "text,label\na;b,c\n": ",",
-    '"a;b;c",label\nx,y\n': ",",
-    "text\nx\n": ",",
-    "a;b,c\nx;y,z\n": ",",
-    'text\tlabel\n"a\tb"\tc\n': "\t",
-    "text|label\na,b|c\n": "|",
-    "text|of|three,label\na,b\n": ",",
-}
+SEPARATORS = {"text;label\na,b;c\n": ";", 'text\tlabel\n"a\tb"\tc\n': "\t", "text|label\na,b|c\n": "|"}
+SEPARATORS |= dict.fromkeys(["text,label\na;b,c\n", '"a;b;c",label\nx,y\n', "text\nx\n"], ",")
+SEPARATORS |= dict.fromkeys(["a;b,c\nx;y,z\n", "text|of|three,label\na,b\n"], ",")
 
 
 @pytest.mark.parametrize("content", SEPARATORS)
@@ -239,9 +227,7 @@ def test_a_class_without_a_name(tmp_path):
     for value in (2, -2):
         table = pa.table({"label": [0, value]}).replace_schema_metadata({"huggingface": json.dumps(features)})
         parquet.write_table(table, tmp_path / "t.parquet")
-        with pytest.raises(
-            UserError, match=rf"row 2: .* label cannot be read \({value} is not the number of one of its 2 classes\)"
-        ):
+        with pytest.raises(UserError, match=rf"row 2: .* label cannot be read \({value} is not the number of one of"):
             list(TableFile(tmp_path / "t.parquet").rows())
 
 
@@ -251,21 +237,14 @@ def test_without_pyarrow(tmp_path, monkeypatch):
         TableFile(written(tmp_path / "t.parquet", b"PAR1"))
 
 
-BOMBS = {
-    "one text in each row": {"text": ["x" * 10_000] * 300},
-    "one large text": {"text": ["x" * 2_000_000]},
-    "very many rows": {"text": ["a"] * 30_000},
-    "rows without values": {"text": [None] * 30_000},
-}
-
-
 def test_small_files_that_fill_the_memory(tmp_path, monkeypatch):
     """Parquet and compressed text; the same rows as text without compression are read."""
     pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     monkeypatch.setattr("amos_fairseq.text.input_files._ALWAYS_READ", 1 << 20)
-    files = [tmp_path / f"{name}.parquet" for name in BOMBS]
-    for file, columns in zip(files, BOMBS.values(), strict=True):
-        parquet.write_table(pa.table(columns), file, compression="zstd")
+    columns = [["x" * 10_000] * 300, ["x" * 2_000_000], ["a"] * 30_000, [None] * 30_000]
+    files = [tmp_path / f"{number}.parquet" for number in range(len(columns))]
+    for file, texts in zip(files, columns, strict=True):
+        parquet.write_table(pa.table({"text": texts}), file, compression="zstd")
     rows = b"text\n" + b"a\n" * 30_000
     for file in (*files, written(tmp_path / "t.tsv.zst", zstandard.compress(rows))):
         assert file.stat().st_size < 5000

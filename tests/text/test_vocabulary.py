@@ -31,9 +31,8 @@ TEXTS = {
 
 
 def write(path, texts):
-    path.write_text(
-        "\n".join(" ".join(texts[start : start + 8]) for start in range(0, len(texts), 8)), encoding="utf-8"
-    )
+    lines = [" ".join(texts[start : start + 8]) for start in range(0, len(texts), 8)]
+    path.write_text("\n".join(lines), encoding="utf-8")
     return path
 
 

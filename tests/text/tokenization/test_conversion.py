@@ -121,10 +121,8 @@ _RULES = dict.fromkeys(map(ord, "\u200b\u200e\u200f\u2581\ufeff\ufffd"), " ") | 
 
 
 def sentencepiece_of(lines: list[str], vocab_size: int, **settings) -> Learned:
-    model, normalizer = (
-        train_bpe(lines, vocab_size, normalization_rule_name="identity", **settings),
-        sentencepiece_rules(True),
-    )
+    model = train_bpe(lines, vocab_size, normalization_rule_name="identity", **settings)
+    normalizer = sentencepiece_rules(True)
     processor = sentencepiece.SentencePieceProcessor(model_proto=model)
     expected = lambda text: [index + 3 for index in processor.encode(normalizer.normalize_str(text))]  # noqa: E731
     return Learned(from_sentencepiece(model, normalizer), expected)

@@ -5,34 +5,17 @@ import random
 import unicodedata
 
 import pytest
+import tokenizer_text
 import tokenizers
-from tokenizer_text import (
-    ALPHABETS,
-    HOSTILE,
-    assert_survives_fairseq,
-    hugging_face_directory,
-    random_texts,
-    small_tokenizer_of_kind,
-    token_of_word,
-    word_level_directory,
-    write_sample,
-)
+from tokenizer_text import ALPHABETS, HOSTILE, hugging_face_directory, random_texts, word_level_directory, write_sample
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import directory_sha256
 from amos_fairseq.text.tokenization import load_tokenizer
+from amos_fairseq.text.tokenization import tokenizer as base
 from amos_fairseq.text.tokenization.exported import exported_tokenizer
-from amos_fairseq.text.tokenization.tokenizer import (
-    MEASURED,
-    SPECIAL_SYMBOLS,
-    UNK,
-    embedding_symbols,
-    join_words,
-    spell_piece,
-    tidy_spans,
-    unspell_piece,
-)
+from amos_fairseq.text.tokenization.tokenizer import SPECIAL_SYMBOLS, UNK, embedding_symbols, join_words, spell_piece
 from amos_fairseq.text.tokenization.truncation import kept_lengths
 from amos_fairseq.text.vocabulary import cut_long_line, learn_tokenizer
 
@@ -51,12 +34,9 @@ WORDS = {
     "<mask> [MASK] x</s>y": [(0, 6), (7, 13), (14, 20)],
 }
 _ZERO_WIDTH = "\u200b\ufeff"
-SENTENCES = [
-    ["bake", "limo", "nu"],
-    ["Rockwell", "'s", "U.S.", "$", "1,000.5", "--", "can't", "ﬁne", "İstanbul", "snow☃man"],
-    ["<mask>", "</s>", "x<s>y", "[MASK]", "中国", "人"],
-    ["a\u00a0b", "New York", "re\u0301sí"],
-]
+SENTENCES = [["bake", "limo", "nu"], ["a\u00a0b", "New York", "re\u0301sí"]]
+SENTENCES += [["<mask>", "</s>", "x<s>y", "[MASK]", "中国", "人"]]
+SENTENCES += [["Rockwell", "'s", "U.S.", "$", "1,000.5", "--", "can't", "ﬁne", "İstanbul", "snow☃man"]]
 # Words of which no piece remains for some tokenizers: removed, or counted as a space.
 VANISHING = ["\u200b", "\x07", "\ufeff", "\u0301"]
 SPECIAL = ["<s>", "<pad>", "</s>", "<mask>"]
@@ -73,18 +53,14 @@ def test_spelling_is_reversible_and_one_to_one():
     assert len(spellings) == len(pieces)
     for piece in pieces:
         spelling = spell_piece(piece)
-        assert unspell_piece(spelling) == piece
+        assert base.unspell_piece(spelling) == piece
         assert spelling.split() == [spelling]
         assert spelling not in SPECIAL_SYMBOLS
 
 
-def test_pieces_survive_fairseq(tokenizer, tmp_path):
+def test_saved_tokenizer_is_the_same_one_and_its_pieces_survive_fairseq(tokenizer, tmp_path):
     assert len(tokenizer) == 300 or tokenizer.kind == "huggingface"
-    assert_survives_fairseq(tokenizer, tmp_path)
-
-
-def test_saved_tokenizer_is_the_same_one(tokenizer, tmp_path):
-    tokenizer.save(tmp_path)
+    tokenizer_text.assert_survives_fairseq(tokenizer, tmp_path)  # which saves it there
     loaded = load_tokenizer(tmp_path)
     assert loaded.cased == tokenizer.cased
     assert loaded.sha256 == tokenizer.sha256 == directory_sha256(tmp_path)
@@ -171,19 +147,15 @@ def test_spans_of_the_libraries_are_converted_to_one_convention():
     line = " \u00bd e\u0301 \u200b"
     given = [("\u25811", 0, 1), ("\u2044", 1, 1), ("2", 1, 2), ("\u2581", 2, 3), ("e", 3, 4), ("\u2581", 5, 7)]
     expected = [("\u25811", 1, 2), ("\u2044", 1, 2), ("2", 1, 2), ("\u2581", 3, 3), ("e", 3, 5), ("\u2581", 7, 7)]
-    assert tidy_spans(line, given) == expected
+    assert base.tidy_spans(line, given) == expected
 
 
 def sentences():
     """Words with spaces between all of them, and with spaces between some."""
     draw = random.Random(3)
-    drawn = [
-        words
-        for alphabet in ("ASCII", "the first planes", "two letters", "the vocabulary's letters")
-        for text in random_texts(ALPHABETS[alphabet], 40, seed=9)
-        if (words := text.split())
-    ]
-    for words in [*SENTENCES, *drawn]:
+    alphabets = ("ASCII", "the first planes", "two letters", "the vocabulary's letters")
+    texts = (text for alphabet in alphabets for text in random_texts(ALPHABETS[alphabet], 40, seed=9))
+    for words in [*SENTENCES, *(text.split() for text in texts if text.strip())]:
         yield words, None
         yield words, [draw.random() < 0.5 for _ in words[1:]] + [False]
 
@@ -193,12 +165,8 @@ def test_pieces_are_those_of_the_text(tokenizer):
     assert join_words(["do", "n't", "go"], [False, True, False]) == "don't go"
     rows = {symbol: row for row, symbol in enumerate(embedding_symbols(tokenizer.dictionary_symbols))}
     vanishing = ["a", *VANISHING, "b"]
-    for words, spaces in [
-        *sentences(),
-        (vanishing, None),
-        (vanishing, [False] * len(vanishing)),
-        (VANISHING[:1], None),
-    ]:
+    texts = [*sentences(), (vanishing, None), (vanishing, [False] * len(vanishing)), (VANISHING[:1], None)]
+    for words, spaces in texts:
         ids, ranges = tokenizer.encode_words(words, spaces)
         expected = [rows.get(piece, rows[UNK]) for piece in tokenizer.encode(join_words(words, spaces))]
         alone = {a for a, b in ranges if b == a + 1 and ids[a] == rows[UNK]}
@@ -259,20 +227,16 @@ def test_the_documented_token_of_a_word_in_raw_text_is_its_first_piece(tokenizer
             begin = text.index(word, end)
             end = begin + len(word)
             if len(ids) == len(tokens):
-                assert token_of_word(tokens, text, begin, end)["entity"] == first, (words, word)
+                assert tokenizer_text.token_of_word(tokens, text, begin, end)["entity"] == first, (words, word)
                 num_words += 1
     assert num_words > 100
-
-
-def share_of_marks(text: str) -> tuple[int, int]:
-    letters = text.replace(" ", "")
-    return len(letters), sum(unicodedata.category(character) == "Mn" for character in letters)
 
 
 @pytest.mark.parametrize("text", [THAI, DEVANAGARI])
 def test_vowel_signs_that_normalization_removes_are_counted(text, tmp_path):
     """By BERT's uncased rules, also between the characters of a piece, whose offsets include them; SentencePiece keeps them."""
-    number, marks = share_of_marks(text)
+    number = len(letters := text.replace(" ", ""))
+    marks = sum(unicodedata.category(character) == "Mn" for character in letters)
     assert marks > number / 8
     sample = write_sample(tmp_path)
     with sample.open("a", encoding="utf-8") as stream:
@@ -321,9 +285,7 @@ def test_a_tokenizer_without_unknown_token_drops_what_it_lacks(settings, text, e
     assert tokenizer.embedding_rows["<unk>"] not in tokenizer.ids_of(tokenizer.encode(text))
 
 
-@pytest.mark.parametrize("kind", ["wordpiece", "bytes", "unigram", "spaces"])
-def test_other_tokenizers_drop_nothing(kind, tmp_path):
-    tokenizer = load_tokenizer(hugging_face_directory(tmp_path / "tokenizer", kind, write_sample(tmp_path)))
+def test_other_tokenizers_drop_nothing(tokenizer):
     for text in ("bake limo nu", "xyz 中文 🎉", "Ünïcödé"):
         assert tokenizer.count_dropped([text]) == (len(text.replace(" ", "")), 0)
 
@@ -333,9 +295,9 @@ def test_long_texts_are_measured_in_parts(tmp_path):
     tokenizer = bpe_of(tmp_path / "tokenizer")
     lines = ["abc " * 20] * 2000 + ["xyz " * 20] * 2000
     number, dropped = tokenizer.count_dropped(lines)
-    assert MEASURED / 2 < number <= 2 * MEASURED
+    assert base.MEASURED / 2 < number <= 2 * base.MEASURED
     assert dropped == pytest.approx(number / 2, rel=0.1)
-    assert tokenizer.count_dropped(["abcxyz" * MEASURED])[0] == MEASURED
+    assert tokenizer.count_dropped(["abcxyz" * base.MEASURED])[0] == base.MEASURED
     assert tokenizer.count_dropped([]) == (0, 0)
 
 
@@ -351,7 +313,7 @@ def test_a_text_that_the_library_refuses_is_one_line(tmp_path):
 @pytest.mark.parametrize("kind", ["cased", "wordpiece", "unigram", "spaces"])
 def test_characters_without_a_piece_are_counted(kind, tmp_path):
     """By hand; WordPiece makes an unknown piece of a whole word, the others of a run of such characters."""
-    tokenizer = small_tokenizer_of_kind(tmp_path, kind)
+    tokenizer = tokenizer_text.small_tokenizer_of_kind(tmp_path, kind)
     counts = tokenizer.count_unknown(["bake 中国中 limo", "", "ba中ke ☃ nu", "bake limo"])
     assert counts == {"中": 3, "国": 1, "☃": 1}
 
