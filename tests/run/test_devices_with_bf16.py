@@ -44,9 +44,7 @@ def test_processors(machine, has_onednn, onednn_takes_bf16, avx512_bf16, amx, ex
     assert supports_bf16(on_gpu=False) is expected
 
 
-@pytest.mark.skipif(
-    platform.machine() != "x86_64" or not Path("/proc/cpuinfo").is_file(), reason="the flags of Linux on x86"
-)
+@pytest.mark.skipif(platform.machine() != "x86_64" or not Path("/proc/cpuinfo").is_file(), reason="for Linux on x86")
 def test_this_processor_against_the_kernel() -> None:
     flags = set(re.search(r"^flags\s*:(.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)[1].split())
     assert supports_bf16(on_gpu=False) == ("amx_bf16" in flags)

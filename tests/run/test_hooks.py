@@ -3,7 +3,6 @@
 import inspect
 from argparse import Namespace
 from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -35,13 +34,10 @@ def happened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     moments: list[str] = []
     monkeypatch.setattr(hooks, "active", [noting(moments)])
     monkeypatch.setattr(hooks, "new_run", lambda: None)
-    for owner, name in (
-        (hooks, "check_configuration"),
-        (hooks.distribution, "arrange_ranks"),
-        (hooks.distribution, "check_connection"),
-        (names, "check_flags"),
-    ):
-        monkeypatch.setattr(owner, name, lambda *args: None)
+    for name in ("arrange_ranks", "check_connection"):
+        monkeypatch.setattr(hooks.distribution, name, lambda *args: None)
+    monkeypatch.setattr(hooks, "check_configuration", lambda *args: None)
+    monkeypatch.setattr(names, "check_flags", lambda *args: None)
     return moments
 
 
@@ -123,32 +119,17 @@ def test_hooks_are_called_in_their_order_and_are_new_for_each_trainer(monkeypatc
     assert len(set(calls)) == 4
 
 
-def damaged_run(directory: Path) -> Path:
-    """A run whose last checkpoint was cut, beside a complete older one."""
-    last, position = directory / "checkpoint_last.pt", {"epoch": 1, "iterations_in_epoch": 5}
-    history, extra = [{"num_updates": 5}], {"train_iterator": position}
-    complete = {"model": {"weight": torch.ones(2)}, "optimizer_history": history, "extra_state": extra}
-    torch.save(complete, directory / "checkpoint_1_5.pt")
-    last.write_bytes((directory / "checkpoint_1_5.pt").read_bytes()[:100])
-    return last
-
-
-def settings_of(directory: Path) -> Any:
-    """Of a run that continues in ``directory``, without its optimizer."""
-    cfg = OmegaConf.structured(FairseqConfig)
-    cfg.checkpoint.save_dir, cfg.checkpoint.reset_optimizer, cfg.checkpoint.reset_dataloader = (
-        str(directory),
-        True,
-        True,
-    )
-    return cfg
-
-
 def test_a_checkpoint_is_repaired_before_it_is_checked_and_a_refused_run_notes_nothing(tmp_path, monkeypatch) -> None:
-    """The learning rate of the loaded run is 0."""
+    """The last checkpoint was cut, beside a complete older one; the learning rate of the loaded run is 0."""
+    last, loaded, cfg = tmp_path / "checkpoint_last.pt", [], OmegaConf.structured(FairseqConfig)
+    complete = {"model": {"weight": torch.ones(2)}, "optimizer_history": [{"num_updates": 5}]}
+    complete["extra_state"] = {"train_iterator": {"epoch": 1, "iterations_in_epoch": 5}}
+    torch.save(complete, tmp_path / "checkpoint_1_5.pt")
+    last.write_bytes((tmp_path / "checkpoint_1_5.pt").read_bytes()[:100])
+    cfg.checkpoint.save_dir = str(tmp_path)
+    cfg.checkpoint.reset_optimizer = cfg.checkpoint.reset_dataloader = True
     monkeypatch.setattr(hooks, "active", [])
     hooks.new_run()
-    last, loaded, cfg = damaged_run(tmp_path), [], settings_of(tmp_path)
     monkeypatch.setattr(resume, "running_scripts", lambda: ["a script"])
     trainer = SimpleNamespace(
         get_model=lambda: SimpleNamespace(set_num_updates=lambda number: None),

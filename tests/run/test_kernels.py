@@ -12,13 +12,8 @@ from amos_fairseq.run.kernels import WORKSPACE_VARIABLE, Determinism
 
 
 def configuration(deterministic: bool):
-    return OmegaConf.create(
-        {
-            "common": {"cpu": False},
-            "model": {"deterministic": deterministic},
-            "distributed_training": {"distributed_rank": 0},
-        }
-    )
+    content = {"common": {"cpu": False}, "model": {"deterministic": deterministic}}
+    return OmegaConf.create(content | {"distributed_training": {"distributed_rank": 0}})
 
 
 @pytest.mark.parametrize(("asked", "gpus", "applies"), [(True, 1, True), (False, 1, False), (True, 0, False)])

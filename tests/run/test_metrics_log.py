@@ -70,16 +70,6 @@ def test_the_time_of_a_resumed_process_is_logged(save_dir):
         metrics.reset_meters("default")
 
 
-def test_resume_cuts_back_to_the_resumed_update(save_dir):
-    train(save_dir, first_update=1, last_update=6)
-    uninterrupted = read(save_dir)
-    with open(os.path.join(save_dir, "metrics.jsonl"), "ab") as file:
-        file.write(b'{"split": "train", "update": 8, "lo')  # killed while it wrote
-    train(save_dir, first_update=4, last_update=6)
-    assert read(save_dir) == uninterrupted
-    assert os.listdir(save_dir) == ["metrics.jsonl"]
-
-
 @pytest.mark.parametrize("before", [0, 4])
 def test_file_that_is_a_link_is_refused(save_dir, before):
     """At the start of a run and of its continuation; neither the link nor its target changes."""

@@ -76,10 +76,7 @@ NO_MEMORY = (
         (ValueError("--finetune-from-model and --restore-file (non-default value) can not be: {'a': 1}"), "not both"),
         (RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed. "), "killed by signal: Killed"),
         (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nGPU 0 has"), "--update-freq"),
-        (
-            RuntimeError(NO_MEMORY),
-            "no memory for 400000000000 bytes: lower --batch-size (dataset.batch_size) and raise",
-        ),
+        (RuntimeError(NO_MEMORY), "no memory for 400000000000 bytes: lower --batch-size (dataset.batch_size) and"),
         (OSError(errno.ENOSPC, FULL, "a/events"), f"a/events cannot be written ({FULL}): make room, then start again"),
         (OSError(errno.ENAMETOOLONG, TOO_LONG, "DATA/dict.txt"), f"DATA/dict.txt: {TOO_LONG}"),
         (ValueError("Cannot combine --fp16 and --tpu, use --bf16 on TPUs"), "--fp16 and --bf16 exclude each other"),

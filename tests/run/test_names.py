@@ -61,12 +61,7 @@ PAIRS = [
     ("squad", "teams_tiny", "squad", None),
     ("sentence_prediction", "mlm_tiny", "sentence_prediction", None),
     ("masked_lm", "roberta", "masked_lm", None),
-    (
-        "text_pretraining",
-        "roberta",
-        "electra",
-        r"--criterion electra .*does not fit --arch roberta .*--arch electra_base",
-    ),
+    ("text_pretraining", "roberta", "electra", r"--criterion electra .*not fit --arch roberta .*--arch electra_base"),
     ("text_pretraining", "a_users_own", "electra", None),
 ]
 
@@ -81,14 +76,12 @@ class OurCriterion:
     __module__ = "amos_fairseq.criterions.made_up"
 
 
+OURS = OurCriterion()
+
+
 @pytest.mark.parametrize(
     ("metric", "criterion", "is_refused"),
-    [
-        ("los", OurCriterion(), True),
-        ("loss", OurCriterion(), False),
-        ("num_updates", OurCriterion(), False),
-        ("x", 3, False),
-    ],
+    [("los", OURS, True), ("loss", OURS, False), ("num_updates", OURS, False), ("x", 3, False)],
 )
 def test_an_unknown_best_metric_ends_the_run_at_its_first_update(metric: str, criterion: Any, is_refused: bool) -> None:
     """A stock criterion may log more in a validation than in training."""

@@ -110,17 +110,13 @@ def test_what_the_device_or_the_continued_run_excludes(named, flag, has_gpu, sup
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "common", "has_gpu", "flat"),
-    [
-        ("grouped_adam", {"fp16": True}, GPU, False),
-        ("adam", {"fp16": True}, GPU, True),
-        ("grouped_adam", {"bf16": True}, CPU, True),
-    ],
+    ("optimizer", "flag", "has_gpu", "flat"),
+    [("grouped_adam", "fp16", GPU, False), ("adam", "fp16", GPU, True), ("grouped_adam", "bf16", CPU, True)],
 )
-def test_parameter_groups_survive_fp16(optimizer, common, has_gpu, flat, hardware) -> None:
+def test_parameter_groups_survive_fp16(optimizer, flag, has_gpu, flat, hardware) -> None:
     """fairseq's flat float32 masters lose the groups; bf16 is never flat, for any setting."""
     hardware(has_gpu, True)
-    cfg = configuration(None, optimizer, **common)
+    cfg = configuration(None, optimizer, **{flag: True})
     check_settings(cfg)
     set_precision(cfg, has_gpu)
     assert cfg.common.fp16_no_flatten_grads is not flat
@@ -179,12 +175,9 @@ def test_unlike_ranks_agree() -> None:
 
 
 def write(path: Path, flags: Sequence[str] = (), updates: int = 1, **changes: Any) -> None:
-    content = {
-        "cfg": {"common": {name: name in flags for name in precision.FLAGS}},
-        "model": {},
-        "optimizer_history": [{"num_updates": updates}],
-        "last_optimizer_state": {"state": {}, "param_groups": [{}]},
-    }
+    content = {"cfg": {"common": {name: name in flags for name in precision.FLAGS}}, "model": {}}
+    content |= {"optimizer_history": [{"num_updates": updates}]}
+    content |= {"last_optimizer_state": {"state": {}, "param_groups": [{}]}}
     torch.save(content | changes, path)
 
 

@@ -94,27 +94,15 @@ class SlowNumbers(torch.utils.data.Dataset):
         return index
 
 
-def loader() -> Any:
-    return iter(torch.utils.data.DataLoader(SlowNumbers(), num_workers=1, multiprocessing_context="fork"))
-
-
-def signal_from_elsewhere(pid: int, number: int) -> None:
-    """As a scheduler sends it: the sender is not the loader's own rank."""
-    subprocess.run(["kill", f"-{int(number)}", str(pid)], check=True)
-
-
 def test_a_loader_process_ignores_signals_of_other_processes() -> None:
+    """As a scheduler sends them: the sender is not the loader's own rank."""
     signals.install_handlers()
-    batches = loader()
+    batches = iter(torch.utils.data.DataLoader(SlowNumbers(), num_workers=1, multiprocessing_context="fork"))
     first = int(next(batches))
     pid = batches._workers[0].pid
     for number in signals.SIGNALS:
-        signal_from_elsewhere(pid, number)
+        subprocess.run(["kill", f"-{int(number)}", str(pid)], check=True)
     assert [first, *(int(batch) for batch in batches)] == list(range(6))
-
-
-def config(**changes: bool) -> Any:
-    return OmegaConf.create({"checkpoint": {"no_save": False, "no_last_checkpoints": False, **changes}})
 
 
 @pytest.fixture
@@ -137,7 +125,8 @@ def test_checkpoint_before_the_exit(settings: dict, saved_at: Any, expected: int
     trainer, hook = alone(updates=5), signals.Signals()
     if saved_at is not None:
         hook.after_save(alone(updates=saved_at))
-    arguments = (config(**settings), trainer, "position", False)
+    cfg = OmegaConf.create({"checkpoint": {"no_save": False, "no_last_checkpoints": False, **settings}})
+    arguments = (cfg, trainer, "position", False)
     hook.update_completed(*arguments)
     signals._received.append(signal.SIGTERM)
     with pytest.raises(SystemExit) as ended:

@@ -115,9 +115,8 @@ class Run:
 def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Run]:
     """``run(KEY=VALUE of lr_scheduler, ...)``. fairseq's script is loaded beside its name: nothing else finds it."""
     with root_logger_kept():
-        spec = importlib.util.spec_from_file_location(
-            "script_of_fairseq", importlib.util.find_spec("fairseq_cli.train").origin
-        )
+        origin = importlib.util.find_spec("fairseq_cli.train").origin
+        spec = importlib.util.spec_from_file_location("script_of_fairseq", origin)
         script = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(script)
     monkeypatch.setattr(hooks, "active", [])
@@ -157,9 +156,7 @@ def test_pairs_of_the_recipe_are_used_and_a_larger_budget_continues(run: Callabl
 
 @pytest.mark.parametrize("change", [0.5, 2.0])
 @pytest.mark.parametrize("killed_at", [[], [400.0]])
-def test_a_machine_that_becomes_faster_or_slower(
-    change: float, killed_at: list[float], run: Callable[..., Run]
-) -> None:
+def test_a_machine_that_becomes_faster_or_slower(change, killed_at, run) -> None:
     """The only validation before the last one is made after a tenth of the time, at the first speed. A checkpoint of a later
     time knows the new one."""
     timed = run(**MINUTES)
