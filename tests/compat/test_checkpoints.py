@@ -82,18 +82,13 @@ def test_a_damaged_last_checkpoint_is_replaced_by_the_newest_complete_one(save_d
     assert_resumed_from_update_10(save_dir, caplog.text, "damaged")
 
 
-def flip_a_bit(path: Path) -> None:
-    """In the middle of the tensor, so that the file still loads."""
-    content = bytearray(path.read_bytes())
-    start = content.index(checkpoint(10)["model"]["weight"].numpy().tobytes()[:40])
-    content[start + 41] ^= 4
-    path.write_bytes(content)
-
-
 def test_a_flipped_bit_is_damage(save_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """In the middle of the tensor, so that the file still loads."""
     last, expected = save_dir / "checkpoint_last.pt", checkpoint(10)["model"]["weight"]
     torch.save(checkpoint(10), last)
-    flip_a_bit(last)
+    content = bytearray(last.read_bytes())
+    content[content.index(expected.numpy().tobytes()[:40]) + 41] ^= 4
+    last.write_bytes(content)
     assert not torch.equal(torch.load(last)["model"]["weight"], expected)
     line = r"damaged \(the checksum of checkpoint_last/data/0 in it is wrong\)"
     for read in (read_header, checkpoint_utils.load_checkpoint_to_cpu, lambda path: read_state(Path(path))):
@@ -186,9 +181,7 @@ def complete_checkpoint(**more: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("load", [checkpoint_utils.load_checkpoint_to_cpu, read_header])
-def test_a_foreign_class_is_refused_and_its_code_does_not_run(
-    load: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_foreign_class_is_refused_and_its_code_does_not_run(load, tmp_path, monkeypatch) -> None:
     """Whatever the environment says."""
     monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
     path, trace = str(tmp_path / "model.pt"), tmp_path / "trace"
@@ -213,35 +206,23 @@ def test_a_file_cut_short_is_called_damaged(kept: int, zipped: bool, tmp_path: P
             load(str(path))
 
 
-class LoopBack:
-    """Two ranks in one process: the second one receives the messages of the first in order."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.sent: list[torch.Tensor] = []
-        self.rank = 0
-        monkeypatch.setattr(distributed_utils, "get_rank", lambda group: self.rank)
-        monkeypatch.setattr(distributed_utils, "broadcast", self.broadcast)
-
-    def broadcast(self, tensor: torch.Tensor, src: int, group: object) -> None:
-        if self.rank == src:
-            self.sent.append(tensor.clone())
-        else:
-            tensor.copy_(self.sent.pop(0).view_as(tensor))
-
-    def to_second_rank(self, broadcast_object: Any, state: Any) -> Any:
-        device = torch.device("cpu")
-        broadcast_object(state, src_rank=0, group=None, dist_device=device)
-        self.rank = 1
-        return broadcast_object(None, src_rank=0, group=None, dist_device=device)
-
-
-def loaded_state() -> dict[str, Any]:
-    """As rank 0 has it after ``load_checkpoint_to_cpu``: ``cfg`` is an omegaconf object."""
-    return complete_checkpoint(cfg=OmegaConf.create({"model": {"_name": "amos"}}))
-
-
 def test_a_checkpoint_reaches_the_other_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    received = LoopBack(monkeypatch).to_second_rank(distributed_utils.broadcast_object, loaded_state())
+    """Two ranks in one process: the second one receives the messages of the first in order. ``cfg`` is an omegaconf object, as
+    after ``load_checkpoint_to_cpu``."""
+    sent: list[torch.Tensor] = []
+
+    def broadcast(tensor: torch.Tensor, src: int, group: object) -> None:
+        if rank == src:
+            sent.append(tensor.clone())
+        else:
+            tensor.copy_(sent.pop(0).view_as(tensor))
+
+    monkeypatch.setattr(distributed_utils, "get_rank", lambda group: rank)
+    monkeypatch.setattr(distributed_utils, "broadcast", broadcast)
+    loaded, to_cpu = complete_checkpoint(cfg=OmegaConf.create({"model": {"_name": "amos"}})), torch.device("cpu")
+    for rank in (0, 1):
+        state = loaded if rank == 0 else None
+        received = distributed_utils.broadcast_object(state, src_rank=0, group=None, dist_device=to_cpu)
     assert received["cfg"] is None
     for part in ("model", "last_optimizer_state", "optimizer_history"):
         assert_same_bits(received[part], complete_checkpoint()[part], part)

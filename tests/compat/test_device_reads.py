@@ -16,13 +16,10 @@ from training_step import FairseqStep, random_batches, set_up
 
 from amos_fairseq.compat.device_reads import NOT_READ_YET, on_host
 
-VOCABULARY = 600
-RECIPES = ("amos_tiny", "electric_tiny")
-
 
 def warm_step(recipe: str, precision: str, num_ranks: int = 1) -> tuple[FairseqStep, list[dict[str, Any]]]:
     """A trainer after its first update, which makes the optimizer's moments, and batches."""
-    settings = {"precision": precision, "device": "cpu", "vocabulary_size": VOCABULARY}
+    settings = {"precision": precision, "device": "cpu", "vocabulary_size": 600}
     # fp16 is refused on a CPU, but its operations are those of a GPU.
     with mock.patch("amos_fairseq.run.precision.choose", return_value=(precision, "")):
         setup = set_up(recipe, ["dataset.batch_size=2"], **settings)
@@ -40,7 +37,7 @@ def synchronizations_of_update(step: FairseqStep, batches: list[dict[str, Any]])
     return calls.places
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("recipe", ["amos_tiny", "electric_tiny"])
 def test_an_update_synchronizes_once(recipe: str) -> None:
     """Two micro-batches: clipping, its norm, schedule, optimizer and a dozen statistics included."""
     step, batches = warm_step(recipe, "float32")
@@ -53,9 +50,7 @@ def test_an_update_with_masters_synchronizes_once_and_again_for_the_loss_scale(p
     step, batches = warm_step("amos_tiny", precision)
     places = synchronizations_of_update(step, batches[:2])
     assert len(places) == expected, places
-    assert [place for place in places if place.startswith(READ)] == [
-        place for place in places if "clip_grad_norm" in place
-    ]
+    assert [each for each in places if each.startswith(READ)] == [each for each in places if "clip_grad_norm" in each]
 
 
 def save_synchronizations_of_rank(rank: int, directory: str) -> None:
@@ -79,12 +74,9 @@ def test_two_ranks_synchronize_for_sample_size_and_norms_too(tmp_path: Path) -> 
 
 @pytest.fixture
 def stock_reads(monkeypatch: pytest.MonkeyPatch) -> None:
-    for owner, names in (
-        (Trainer, ("clip_grad_norm", "_check_grad_norms", "_reduce_and_log_stats")),
-        (_FP16OptimizerMixin, ("clip_grad_norm",)),
-    ):
-        for name in names:
-            monkeypatch.setattr(owner, name, getattr(owner, name).__wrapped__)
+    names = ("clip_grad_norm", "_check_grad_norms", "_reduce_and_log_stats")
+    for owner, name in [*((Trainer, name) for name in names), (_FP16OptimizerMixin, "clip_grad_norm")]:
+        monkeypatch.setattr(owner, name, getattr(owner, name).__wrapped__)
 
 
 def test_logged_values_do_not_change(stock_reads: None, monkeypatch: pytest.MonkeyPatch) -> None:

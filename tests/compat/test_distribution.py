@@ -1,6 +1,7 @@
 """The ranks of a launch on machines with any number of GPUs, launches that are refused, and two connected ranks."""
 
 from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,13 +11,7 @@ from omegaconf import OmegaConf
 from rank_functions import succeed_on_two_ranks
 
 from amos_fairseq.compat import distribution
-from amos_fairseq.compat.distribution import (
-    arrange_ranks,
-    check_connection,
-    check_gradient_norms,
-    from_first_rank,
-    raise_on_every_rank,
-)
+from amos_fairseq.compat.distribution import arrange_ranks, check_connection, from_first_rank, raise_on_every_rank
 from amos_fairseq.errors import COLLAPSED, CollapsedError, UserError
 
 
@@ -103,18 +98,6 @@ def test_unconnected_ranks_are_refused(capsys: pytest.CaptureFixture) -> None:
         assert "2 ranks were requested but they are not connected" in line
 
 
-class TrainerOfTwo:
-    """The attributes of fairseq's trainer that the check uses."""
-
-    data_parallel_world_size = 2
-    data_parallel_rank = 0
-    data_parallel_process_group = None
-    device = torch.device("cpu")
-
-    def get_num_updates(self) -> int:
-        return 41
-
-
 @pytest.mark.parametrize(
     ("mine", "other", "message"),
     [
@@ -129,8 +112,10 @@ def test_gradients_that_differ_stop_the_run(mine, other, message, monkeypatch: p
         norms[1] = other
 
     monkeypatch.setattr(distribution.distributed_utils, "all_reduce", other_rank_adds)
+    trainer = SimpleNamespace(device=torch.device("cpu"), get_num_updates=lambda: 41, data_parallel_process_group=None)
+    trainer.data_parallel_world_size, trainer.data_parallel_rank = 2, 0
     with pytest.raises(UserError, match=message) if message else nullcontext():
-        check_gradient_norms(None, TrainerOfTwo(), torch.tensor(mine, dtype=torch.float64))
+        distribution.check_gradient_norms(None, trainer, torch.tensor(mine, dtype=torch.float64))
 
 
 def test_collective_operations_of_one_process() -> None:

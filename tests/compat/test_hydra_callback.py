@@ -3,6 +3,7 @@
 import atexit
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import fairseq.utils
 import pytest
@@ -12,25 +13,17 @@ from omegaconf import OmegaConf
 import amos_fairseq
 from amos_fairseq.compat.hydra_callback import ImportPlugin
 
-PACKAGE = Path(amos_fairseq.__file__).parent
-
-
-class Common:
-    """fairseq's ``cfg.common``, as far as ``import_user_module`` reads it."""
-
-    def __init__(self, user_dir: str) -> None:
-        self.user_dir = user_dir
-
 
 def test_a_second_path_of_the_package_is_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "amos_fairseq").symlink_to(PACKAGE)
+    (tmp_path / "amos_fairseq").symlink_to(Path(amos_fairseq.__file__).parent)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(fairseq.utils.import_user_module, "memo", set(), raising=False)
+    common = SimpleNamespace(user_dir="amos_fairseq")  # what import_user_module reads of fairseq's settings
     with pytest.raises(ImportError, match="not globally unique"):
-        fairseq.utils.import_user_module(Common("amos_fairseq"))
+        fairseq.utils.import_user_module(common)
     fairseq.utils.import_user_module.memo.clear()
     ImportPlugin(user_dir="amos_fairseq")
-    fairseq.utils.import_user_module(Common("amos_fairseq"))
+    fairseq.utils.import_user_module(common)
 
 
 def test_jobs_of_a_launcher_import_nothing_from_the_current_folder(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -71,11 +71,9 @@ class Run:
         """As fairseq's trainer does it: the model first, then a new optimizer over it."""
         run = cls(precision)
         run.model.load_state_dict(saved["model"])
-        rebuilt = cls.__new__(cls)
-        rebuilt.model = run.model
-        rebuilt.optimizer = FP16Optimizer.build_optimizer(configuration(precision), list(run.model.parameters()))
-        rebuilt.optimizer.load_state_dict(saved["optimizer"])
-        return rebuilt
+        run.optimizer = FP16Optimizer.build_optimizer(configuration(precision), list(run.model.parameters()))
+        run.optimizer.load_state_dict(saved["optimizer"])
+        return run
 
 
 def trajectory(precision: str, interrupted_after: int | None) -> tuple[list[float], list[torch.Tensor]]:
@@ -114,7 +112,6 @@ def test_masters_of_another_model_are_refused(spoil: Callable[[list], list]) -> 
         Run.resumed("bf16", saved)
 
 
-MICRO_BATCHES = 16
 WIDTH = 64
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -151,18 +148,6 @@ def optimizer_of(model: nn.Module, precision: str, sums: bool = True) -> FP16Opt
     return optimizer
 
 
-def summed(precision: str, sums: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """The master's gradient of an update of 16 micro-batches without the loss scale, and the float64 sum."""
-    model = linear(DTYPES[precision])
-    expected = sum(gradient_of(model, number) for number in range(MICRO_BATCHES))
-    optimizer = optimizer_of(model, precision, sums)
-    for number in range(MICRO_BATCHES):
-        optimizer.backward(loss_of(model, number))
-    optimizer._sync_fp16_grads_to_fp32()
-    scale = 1 if optimizer.scaler is None else optimizer.scaler.loss_scale
-    return optimizer.fp32_params[0].grad / scale, expected
-
-
 def error(found: torch.Tensor, expected: torch.Tensor) -> float:
     return float((found.double() - expected).norm() / expected.norm())
 
@@ -170,7 +155,14 @@ def error(found: torch.Tensor, expected: torch.Tensor) -> float:
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_sum_is_in_float32(precision: str) -> None:
     """Each term is a gradient in 16 bits; 16 additions in float32 round by 2^-24 each, at most 1e-6 in all."""
-    assert error(*summed(precision, sums=True)) < 1e-6
+    model = linear(DTYPES[precision])
+    expected = sum(gradient_of(model, number) for number in range(16))
+    optimizer = optimizer_of(model, precision)
+    for number in range(16):
+        optimizer.backward(loss_of(model, number))
+    optimizer._sync_fp16_grads_to_fp32()
+    scale = 1 if optimizer.scaler is None else optimizer.scaler.loss_scale
+    assert error(optimizer.fp32_params[0].grad / scale, expected) < 1e-6
 
 
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=str)
@@ -186,11 +178,8 @@ def test_chunks_add_the_same_bits_as_one_addition(chunk_bytes, dtype, monkeypatc
     sizes: list[list[int]] = []
     copy = torch._foreach_copy_
     monkeypatch.setattr(mixed_precision, "CHUNK_BYTES", chunk_bytes)
-    monkeypatch.setattr(
-        torch,
-        "_foreach_copy_",
-        lambda copies, given: sizes.append([each.nbytes for each in copies]) or copy(copies, given),
-    )
+    note = lambda to, given: sizes.append([each.nbytes for each in to]) or copy(to, given)  # noqa: E731
+    monkeypatch.setattr(torch, "_foreach_copy_", note)
     mixed_precision.add_in_float32(sums, given)
     assert all(torch.equal(total, value) for total, value in zip(sums, expected, strict=True))
     assert (len(sizes) > 1) == (chunk_bytes < 2**20)
@@ -222,11 +211,9 @@ def test_scale_and_clipping_are_part_of_the_fused_step(precision: str, monkeypat
         model = linear(DTYPES[precision])
         optimizer = optimizer_of(model, precision)
         assert optimizer.supports_step_with_scale
-        multiplied: list[Any] = []
-        multiply_grads = optimizer.fp32_optimizer.multiply_grads
-        monkeypatch.setattr(
-            optimizer.fp32_optimizer, "multiply_grads", lambda c, m=multiplied, f=multiply_grads: (m.append(c), f(c))
-        )
+        inner, multiplied = optimizer.fp32_optimizer, []
+        multiply = inner.multiply_grads
+        monkeypatch.setattr(inner, "multiply_grads", lambda c, m=multiplied, f=multiply: (m.append(c), f(c)))
         optimizer.optimizer.supports_step_with_scale = is_fused
         for number in range(2):
             optimizer.zero_grad()
@@ -334,9 +321,7 @@ def test_zero_grad() -> None:
     assert not optimizer._needs_sync
 
 
-FLAGS = (
-    "DATA --task text_pretraining --arch amos_tiny --criterion amos --optimizer grouped_adam --batch-size 4 --lr 0.001"
-)
+FLAGS = "DATA --task text_pretraining --arch amos_tiny --criterion amos --optimizer grouped_adam --lr 0.001"
 
 
 def parse(*flags: str):
