@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -108,6 +109,15 @@ def run_to_end(command: list[str], log: Path, num_ranks: int = 1) -> str:
     run = BackgroundRun(command, log, num_ranks)
     assert run.exit_code() == 0, run.text()[-3000:]
     return run.text()
+
+
+def killed_at(update: int, run: Path, save_dir: Path) -> Path:
+    """Return a copy of a run as a kill leaves it after this update, which the run has saved."""
+    save_dir.mkdir()
+    (saved,) = run.glob(f"checkpoint_*_{update}.pt")
+    shutil.copy(saved, save_dir / "checkpoint_last.pt")
+    shutil.copy(run / "metrics.jsonl", save_dir)
+    return save_dir
 
 
 def checkpoint(save_dir: Path, name: str = "checkpoint_last.pt") -> dict[str, Any]:

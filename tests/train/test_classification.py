@@ -127,9 +127,8 @@ def test_classes(place, classes, tmp_path):
 
     # The same command repeats nothing.
     before = (classes / RUN / "result.json").stat().st_mtime_ns
-    settings, schedule, *_ = classify(
-        place, "classes", "--train", place / "classes.tsv", "--label", "colour"
-    ).splitlines()
+    again = classify(place, "classes", "--train", place / "classes.tsv", "--label", "colour")
+    settings, schedule, *_ = again.splitlines()
     assert settings == f"recipe recipe.yaml ({place / 'recipe.yaml'})"
     assert schedule == "classification: learning rate 0.003, 81 examples in batches of 8, 10 epochs, 110 updates"
     assert (classes / "classification.md").read_text() == printed, "with the row of the earlier call"

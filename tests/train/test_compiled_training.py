@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from forked_command import run_command
-from interrupted_run import assert_same_run, checkpoint, records
+from interrupted_run import assert_same_run, checkpoint, killed_at, records
 from tiny_runs import TINY_RUN
 
 # One layer: tests/modules/test_compilation.py compiles each objective. Four updates of 16 blocks in micro-batches of 4, all on
@@ -59,9 +59,7 @@ def test_compiled_layers_train_what_eager_layers_train(binarized_corpus: Path, t
     assert_close_losses(compiled, eager)
     assert checkpoint(compiled)["model"].keys() == checkpoint(eager)["model"].keys()
 
-    continued = shutil.copytree(compiled, tmp_path / "continued", ignore=shutil.ignore_patterns("*_best.pt", ".lock"))
-    (halfway,) = continued.glob("checkpoint_*_2.pt")
-    halfway.replace(continued / "checkpoint_last.pt")
+    continued = killed_at(2, compiled, tmp_path / "continued")
     train("continued", "--compile")
     assert_same_run(continued, compiled)
 

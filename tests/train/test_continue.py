@@ -1,14 +1,13 @@
 """A run that goes on with other text, both ways with a new schedule and the weights of the old run; a branch of a run."""
 
 import random
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from forked_command import run_command
-from interrupted_run import LAST_UPDATE, assert_same_run, checkpoint, flags_command, records, run_to_end
+from interrupted_run import LAST_UPDATE, assert_same_run, checkpoint, flags_command, killed_at, records, run_to_end
 
 pytestmark = pytest.mark.slow
 
@@ -61,11 +60,7 @@ def test_continuing_on_other_text_starts_a_schedule_once(other_corpus: Path, old
     assert [record["update"] for record in logged] == [1, 2, 3, 4]
     assert all(0 < record["lr"] <= LEARNING_RATE for record in logged)
 
-    killed = shutil.copytree(tuned, tmp_path / "killed")
-    for path in killed.glob("checkpoint*.pt"):
-        if path.name != "checkpoint_1_2.pt":
-            path.unlink()
-    (killed / "checkpoint_1_2.pt").rename(killed / "checkpoint_last.pt")
+    killed = killed_at(2, tuned, tmp_path / "killed")
     again = run_to_end([str(killed) if part == str(tuned) else part for part in command], tmp_path / "again.log")
     assert "checkpoint_last.pt (epoch 1 @ 2 updates)" in again
     assert "loading pretrained model" not in again
@@ -86,21 +81,13 @@ def test_a_branch_decays_from_the_constant_part(binarized_corpus: Path, tmp_path
     flags = [*constant, "--decay-from", str(start), "--max-update", "8", "--total-num-update", "8"]
     command = flags_command(binarized_corpus, branch, *flags)
     run_to_end(command, tmp_path / "branch.log")
-    rates = {
-        record["update"]: record["lr"]
-        for run in (trunk, branch)
-        for record in records(run)
-        if record["split"] == "train"
-    }
+    logged = [record for run in (trunk, branch) for record in records(run) if record["split"] == "train"]
+    rates = {record["update"]: record["lr"] for record in logged}
     peak = 0.002
     decay = {4 + n: peak * (1 - (n / 4) ** 0.5) for n in range(1, 5)}
     assert rates == pytest.approx({1: peak / 2, 2: peak, 3: peak, 4: peak} | decay)
 
-    killed = shutil.copytree(branch, tmp_path / "killed")
-    for path in killed.glob("checkpoint*.pt"):
-        if path.name != "checkpoint_1_6.pt":
-            path.unlink()
-    (killed / "checkpoint_1_6.pt").rename(killed / "checkpoint_last.pt")
+    killed = killed_at(6, branch, tmp_path / "killed")
     start.unlink()
     run_to_end([str(killed) if part == str(branch) else part for part in command], tmp_path / "again.log")
     assert_same_run(killed, branch)

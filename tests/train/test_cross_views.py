@@ -98,25 +98,23 @@ def test_one_model_of_two_columns(place, tmp_path):
     printed = tag(place, tmp_path / "out", "--data", *folders, "--views", "future,past", "--recipe", best, *VIEW_FLAGS)
     assert "views future,past" in printed
     assert "seed1/checkpoint_best.pt HF_DIR --head ALL" in printed
-    trained = read_state(load_checkpoint(tmp_path / "out" / "runs" / "tagging-ner,pos" / "seed1").file)["cfg"]["task"]
+    run = tmp_path / "out" / "runs" / "tagging-ner,pos" / "seed1"
+    trained = read_state(load_checkpoint(run).file)["cfg"]["task"]
     assert [trained[name] for name in ("view_heads", "view_targets", "view_confidence")] == ["one", "hard", 0.3]
     table = (tmp_path / "out" / "tagging.md").read_text(encoding="utf-8")  # no row of it is broken
     assert "| ner of ner,pos: synthetic |" in table
     assert "| pos of ner,pos: synthetic |" in table
-    run = tmp_path / "out" / "runs" / "tagging-ner,pos" / "seed1"
-    result = json.loads((run / "result.json").read_text())
-    assert result["scores"]["average"] == pytest.approx(
-        (result["scores"]["ner f1"] + result["scores"]["pos accuracy"]) / 2
-    )
-    assert result["scores"]["pos accuracy"] > 80
+    scores = json.loads((run / "result.json").read_text())["scores"]
+    assert scores["average"] == pytest.approx((scores["ner f1"] + scores["pos accuracy"]) / 2)
+    assert scores["pos accuracy"] > 80
     assert not any(key.startswith("cross_views.") for key in read_state(load_checkpoint(run).file)["model"])
     log = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     validated = [line for line in log if line["split"] == "valid"]
-    assert max(line["average"] for line in validated) == pytest.approx(result["scores"]["average"], abs=0.01)
+    assert max(line["average"] for line in validated) == pytest.approx(scores["average"], abs=0.01)
     assert validated[-1].keys() >= {"f1_ner", "accuracy_ner", "accuracy_pos"}
     for column in ("ner", "pos"):
         own = json.loads((run / f"{column}.scores.json").read_text())
-        assert own["accuracy"] == result["scores"][f"{column} accuracy"]
+        assert own["accuracy"] == scores[f"{column} accuracy"]
         lines = (run / f"{column}.predictions.txt").read_text(encoding="utf-8").splitlines()
         rows = [line.split("\t") for line in lines if line]
         share = 100 * sum(gold == found for _, gold, found in rows) / len(rows)
@@ -126,10 +124,8 @@ def test_one_model_of_two_columns(place, tmp_path):
     write_columns(tmp_path / "words.txt", make_sentences())
     main(["tag", "--checkpoint", str(tmp_path / "out"), *map(str, files), "--cpu"])
     texts = [(run / f"{column}.predictions.txt").read_text(encoding="utf-8") for column in ("ner", "pos")]
-    expected = [
-        "\t".join([*one.split("\t")[::2], *other.split("\t")[2:]])
-        for one, other in zip(*map(str.splitlines, texts), strict=True)
-    ]
+    rows = zip(*map(str.splitlines, texts), strict=True)
+    expected = ["\t".join([*one.split("\t")[::2], *other.split("\t")[2:]]) for one, other in rows]
     assert (tmp_path / "labels").read_text(encoding="utf-8").splitlines() == expected[:-1]
     # Another seed that is better for one column and worse on average has lost its checkpoint.
     worse = read_result(run)
@@ -160,10 +156,7 @@ def test_what_does_not_fit_is_refused_in_one_line(place, tmp_path, capsys):
         ([*files, "--unlabeled", source, "--views", "full,up"], "'up' is no view: give some of full,forward,backward"),
         (["--data", data["ner"], "--views", "full,full"], "'full' is there twice"),
         (["--data", data["ner"], "--views", "full", "--view-layers", "all"], "no effect with --views full"),
-        (
-            ["--data", data["ner"], "--views", "full", "--freeze-encoder"],
-            "--views train the encoder, which --freeze-enc",
-        ),
+        (["--data", data["ner"], "--views", "full", "--freeze-encoder"], "--views train the encoder, which --freeze"),
         (["--data", data["pos"], "--view-layers", "all"], "--view-layers has no effect without --views"),
         (["--data", data["pos"], "--view-targets", "hard"], "--view-targets has no effect without --views"),
         (["--data", data["ner"], "--views", "full", "--view-heads", "one"], "no effect on a single column"),

@@ -5,12 +5,11 @@ them. Resuming has harder tests (test_resume). ELECTRA-TT has the random numbers
 """
 
 import math
-import shutil
 from pathlib import Path
 
 import pytest
 from forked_command import run_command
-from interrupted_run import assert_same_run, checkpoint
+from interrupted_run import assert_same_run, checkpoint, killed_at
 from tiny_runs import TINY_RUN
 
 from amos_fairseq.run.metrics_file import read_records
@@ -88,11 +87,7 @@ def test_ranks_and_resume(objective: str, binarized_corpus: Path, tmp_path: Path
     else:
         assert_learned(one, model)
 
-    shutil.copytree(one, resumed)
-    (saved,) = resumed.glob(f"checkpoint_*_{SAVED_UPDATE}.pt")
-    saved.replace(resumed / "checkpoint_last.pt")
-    (resumed / "checkpoint_best.pt").unlink()  # of the last update: nothing would be left to train
-    assert {path.name for path in resumed.glob("*.pt")} == {"checkpoint_last.pt"}
+    killed_at(SAVED_UPDATE, one, resumed)
     train(binarized_corpus, resumed, *flags, "--update-freq", "4", "--num-workers", "1")
     assert_same_run(resumed, one)
 

@@ -46,10 +46,8 @@ def write_lines(directory: Path, dictionary: Dictionary, lines: list[torch.Tenso
 
 def train(data: Path, save_dir: Path, *flags: str) -> str:
     """One update; what was logged."""
-    common = (
-        "--user-dir amos_fairseq --lr 0.001 --lr-scheduler fixed --batch-size 8 --max-update 1 --num-workers 0 --cpu "
-    )
-    common += "--log-format simple --log-interval 1 --no-epoch-checkpoints"
+    common = "--user-dir amos_fairseq --lr 0.001 --lr-scheduler fixed --batch-size 8 --max-update 1 --num-workers 0 "
+    common += "--cpu --log-format simple --log-interval 1 --no-epoch-checkpoints"
     return run_command("fairseq_cli.train", [str(data), *common.split(), "--save-dir", str(save_dir), *flags])
 
 

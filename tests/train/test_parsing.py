@@ -154,11 +154,7 @@ def test_what_cannot_be_used_is_refused_in_one_line(place, tmp_path, capsys):
     text = (place / "train.conllu").read_text()
     first = text.index("\t0\troot")
     for name, content, message in (
-        (
-            "cycle",
-            text[:first] + "\t1\troot" + text[first + 7 :],
-            "sentence in line 1: the heads are no tree with one root",
-        ),
+        ("cycle", text[:first] + "\t1\troot" + text[first + 7 :], "line 1: the heads are no tree with one root"),
         ("head", text[:first] + "\t99\troot" + text[first + 7 :], "the head '99' of 'sees' is no other word"),
         ("empty", text[:first] + "\t_\t_" + text[first + 7 :], "the head '_' of 'sees' is no other word"),
     ):

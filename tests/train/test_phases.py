@@ -1,13 +1,13 @@
 """Runs with phases: stopped around each border, on one rank and on two, they are the run left alone; what they log."""
 
-import shutil
+import shlex
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 from fairseq.optim.sgd import SGD
-from interrupted_run import assert_same_bits, assert_same_run, checkpoint, flags_command, records, run_to_end
+from interrupted_run import assert_same_bits, assert_same_run, checkpoint, flags_command, killed_at, records, run_to_end
 from omegaconf import OmegaConf
 from synthetic_corpus import make_task
 
@@ -21,16 +21,8 @@ LAST_UPDATE, BORDERS = 30, (9, 21)
 WEIGHT = torch.nn.Parameter(torch.zeros(1))
 # The synthetic corpus has about 17 updates of 512 tokens an epoch: the second border is in the second epoch.
 PHASES = "[{length: 8, share: 0.3, batch_size: 32}, {length: 16, share: 0.4}, {length: 32, share: 0.3, batch_size: 8}]"
-FLAGS = [
-    "--phases",
-    PHASES,
-    "--batch-size",
-    "16",
-    "--max-update",
-    str(LAST_UPDATE),
-    "--validate-interval-updates",
-    "10",
-]
+FLAGS = ["--phases", PHASES, "--batch-size", "16", "--max-update", str(LAST_UPDATE)]
+FLAGS += ["--validate-interval-updates", "10"]
 
 
 def command(data: Path, save_dir: Path, *flags: str) -> list[str]:
@@ -45,15 +37,6 @@ def whole(binarized_corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> P
     return save_dir
 
 
-def stop_at(update: int, whole: Path, save_dir: Path) -> Path:
-    """Return a copy of the run that was killed after this update."""
-    save_dir.mkdir()
-    (saved,) = whole.glob(f"checkpoint_*_{update}.pt")
-    shutil.copy(saved, save_dir / "checkpoint_last.pt")
-    shutil.copy(whole / "metrics.jsonl", save_dir)
-    return save_dir
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("update", "workers"), [(BORDERS[0] - 1, "0"), (BORDERS[0], "2"), (BORDERS[1], "0"), (BORDERS[1] + 1, "1")]
@@ -62,7 +45,7 @@ def test_killed_around_a_border_and_resumed_is_uninterrupted(
     update: int, workers: str, whole: Path, binarized_corpus: Path, tmp_path: Path
 ) -> None:
     """Tests of the iterator stop at more updates."""
-    save_dir = stop_at(update, whole, tmp_path / "run")
+    save_dir = killed_at(update, whole, tmp_path / "run")
     flags = ["--update-freq", "2", "--num-workers", workers]
     run_to_end(command(binarized_corpus, save_dir, *flags), tmp_path / "resumed.log")
     assert_same_run(save_dir, whole)
@@ -72,7 +55,7 @@ def test_killed_around_a_border_and_resumed_is_uninterrupted(
 @pytest.mark.slow
 def test_two_ranks_go_through_the_phases_of_one(whole: Path, binarized_corpus: Path, tmp_path: Path) -> None:
     """From before the second border on; sums of gradients are in another order."""
-    save_dir = stop_at(BORDERS[1] - 2, whole, tmp_path / "run")
+    save_dir = killed_at(BORDERS[1] - 2, whole, tmp_path / "run")
     module = command(binarized_corpus, save_dir)
     run_to_end(module, tmp_path / "ranks.log", 2)
     expected, found = checkpoint(whole), checkpoint(save_dir)
@@ -102,9 +85,8 @@ def test_the_log_of_a_run_with_phases(whole: Path) -> None:
 def test_the_phase_of_an_update_follows_updates_or_time_and_a_branch_has_the_last() -> None:
     phases = read_phases(PHASES, 32, 0.15)
     cfg = WarmupStableDecayConfig(lr=[1.0], minutes=1.0)
-    schedule = WarmupStableDecay(
-        cfg, SGD(OmegaConf.create({"lr": [1.0], "momentum": 0.0, "weight_decay": 0.0}), [WEIGHT])
-    )
+    sgd = SGD(OmegaConf.create({"lr": [1.0], "momentum": 0.0, "weight_decay": 0.0}), [WEIGHT])
+    schedule = WarmupStableDecay(cfg, sgd)
     trainer = SimpleNamespace(lr_scheduler=schedule, task=SimpleNamespace(phases=phases), get_num_updates=lambda: 9)
     trainer.cfg = OmegaConf.create({"optimization": {"max_update": LAST_UPDATE}})
     found = []
@@ -133,31 +115,18 @@ def test_the_losses_have_the_share_of_masked_tokens_of_their_phase(binarized_cor
 @pytest.mark.parametrize(
     ("flags", "line"),
     [
-        (["--phases", "[{length: 8, share: 1}]"], "must be the longest, and have the tokens_per_sample of the run, 32"),
+        ("--phases '[{length: 8, share: 1}]'", "must be the longest, and have the tokens_per_sample of the run, 32"),
+        ("--tokens-per-sample 64 --phases '[{length: 64, share: 1}]'", "64 tokens, and the model --max-positions 32"),
+        ("--max-update 0 --max-epoch 1", "are shares of --max-update or --minutes: give one"),
+        ("--max-update 2", "a phase has no update of the 2"),
+        ("--valid-subset valid,train", "leave train out of --valid-subset"),
+        ("--sample-break-mode complete", "need full blocks: leave out --sample-break-mode complete"),
         (
-            ["--tokens-per-sample", "64", "--phases", "[{length: 64, share: 1}]"],
-            "64 tokens, and the model --max-positions 32",
-        ),
-        (
-            ["--max-update", "0", "--max-epoch", "1"],
-            "are shares of --max-update or --minutes: give one",
-        ),
-        (["--max-update", "2"], "a phase has no update of the 2"),
-        (["--valid-subset", "valid,train"], "leave train out of --valid-subset"),
-        (["--sample-break-mode", "complete"], "need full blocks: leave out --sample-break-mode complete"),
-        (
-            [
-                "--arch",
-                "electric_tiny",
-                "--criterion",
-                "electric",
-                "--phases",
-                "[{length: 32, share: 1, mask_prob: 0.2}]",
-            ],
+            "--arch electric_tiny --criterion electric --phases '[{length: 32, share: 1, mask_prob: 0.2}]'",
             "the noise of electric has one mask_prob",
         ),
     ],
 )
-def test_refusals(flags: list[str], line: str, binarized_corpus: Path, refused_training, tmp_path: Path) -> None:
-    words = flags_command(binarized_corpus, tmp_path / "run", *FLAGS, *flags)
+def test_refusals(flags: str, line: str, binarized_corpus: Path, refused_training, tmp_path: Path) -> None:
+    words = flags_command(binarized_corpus, tmp_path / "run", *FLAGS, *shlex.split(flags))
     assert line in refused_training(*words[3:])

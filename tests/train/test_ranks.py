@@ -4,7 +4,6 @@ import os
 import re
 import signal
 import sys
-from pathlib import Path
 
 import pytest
 from fairseq import distributed_utils
@@ -16,9 +15,7 @@ FLAGS = ["--batch-size", "4", "--validate-interval-updates", "0", "--keep-interv
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("num_ranks", "killed"), [(3, 1), (2, 0)])
-def test_the_others_name_a_rank_that_was_killed(
-    num_ranks: int, killed: int, binarized_corpus: Path, tmp_path: Path
-) -> None:
+def test_the_others_name_a_rank_that_was_killed(num_ranks, killed, binarized_corpus, tmp_path) -> None:
     """Ranks that were started without torchrun, whose agent would end the others. With the first one their store is lost."""
     flags = ["--save-dir", str(tmp_path / "run"), "--max-update", "1000"]
     command = [sys.executable, "-m", "fairseq_cli.train", str(binarized_corpus), *TINY_RUN, *FLAGS, *flags]

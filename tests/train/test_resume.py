@@ -2,23 +2,11 @@
 
 import resource
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
+import interrupted_run
 import pytest
-from interrupted_run import (
-    LAST_UPDATE,
-    RUN,
-    BackgroundRun,
-    assert_same_run,
-    checkpoint,
-    files,
-    flags_command,
-    num_updates,
-    records,
-    run_to_end,
-    updates_per_epoch,
-)
+from interrupted_run import LAST_UPDATE, RUN, BackgroundRun, assert_same_run, files, flags_command, run_to_end
 
 pytestmark = pytest.mark.slow
 
@@ -28,9 +16,7 @@ def error_lines(run: BackgroundRun) -> list[str]:
     return [line for line in run.errors.read_text(encoding="utf-8").splitlines() if "error:" in line]
 
 
-def test_killed_and_resumed_is_uninterrupted(
-    binarized_corpus: Path, uninterrupted: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_killed_and_resumed_is_uninterrupted(binarized_corpus, uninterrupted, tmp_path) -> None:
     """kill -9 in the second epoch, while loader processes hold the next batches; records of three updates, one of them of two
     epochs."""
     save_dir, flags = tmp_path / "run", ["--bf16", "--log-interval", "3"]
@@ -38,24 +24,22 @@ def test_killed_and_resumed_is_uninterrupted(
     run = BackgroundRun(command, tmp_path / "killed.log")
     run.wait_for_update(21)
     run.kill()
-    saved = num_updates(save_dir)
+    saved = interrupted_run.num_updates(save_dir)
     assert 16 < saved < LAST_UPDATE
     last = run_to_end(command, tmp_path / "last.log")
     reference = uninterrupted(*flags)
-    epoch = saved // updates_per_epoch(reference) + 1
+    epoch = saved // interrupted_run.updates_per_epoch(reference) + 1
     assert epoch >= 2
     assert f"checkpoint_last.pt (epoch {epoch} @ {saved} updates)" in last
-    assert num_updates(save_dir) == LAST_UPDATE
-    logged = [line["update"] for line in records(reference) if line["split"] == "train"]
+    assert interrupted_run.num_updates(save_dir) == LAST_UPDATE
+    logged = [line["update"] for line in interrupted_run.records(reference) if line["split"] == "train"]
     assert logged == list(range(3, LAST_UPDATE + 1, 3))
     assert_same_run(save_dir, reference)
-    masters = checkpoint(save_dir)["last_optimizer_state"]["master_weights"]
+    masters = interrupted_run.checkpoint(save_dir)["last_optimizer_state"]["master_weights"]
     assert any((master != master.bfloat16().float()).any() for master in masters), "bf16 was not in use"
 
 
-def test_a_finished_run_is_left_alone_and_a_damaged_one_repaired(
-    binarized_corpus: Path, uninterrupted: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_a_finished_run_is_left_alone_and_a_damaged_one_repaired(binarized_corpus, uninterrupted, tmp_path) -> None:
     save_dir = tmp_path / "run"
     reference = uninterrupted()
     shutil.copytree(reference, save_dir)
@@ -76,9 +60,7 @@ def test_a_finished_run_is_left_alone_and_a_damaged_one_repaired(
     assert_same_run(save_dir, reference)
 
 
-def test_a_full_disk_costs_no_checkpoint(
-    binarized_corpus: Path, uninterrupted: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_a_full_disk_costs_no_checkpoint(binarized_corpus, uninterrupted, tmp_path) -> None:
     save_dir = tmp_path / "run"
     save_dir.mkdir()
     reference = uninterrupted()
@@ -111,23 +93,15 @@ def test_a_broken_update_ends_with_one_line(binarized_corpus: Path, tmp_path: Pa
 @pytest.mark.parametrize(
     ("flags", "line"),
     [
-        (
-            "--finetune-from-model OLD --relative-position-buckets 16",
-            "trained with --relative-position-buckets 32, not 16",
-        ),
-        (
-            "--finetune-from-model OLD --encoder-embed-dim 16",
-            "contains another model than the settings describe: ",
-        ),
+        ("--finetune-from-model OLD --relative-position-buckets 16", "--relative-position-buckets 32, not 16"),
+        ("--finetune-from-model OLD --encoder-embed-dim 16", "contains another model than the settings describe: "),
         ("--restore-file OLD --max-update 60 --total-num-update 20", f"update {LAST_UPDATE} the learning rate is 0"),
         ("--restore-file OLD", f"is at update {LAST_UPDATE}, and --max-update {LAST_UPDATE} is reached"),
         ("--restore-file gone.pt", "--restore-file gone.pt does not exist"),
     ],
     ids=["positions", "size", "learning-rate", "no-update-left", "missing"],
 )
-def test_continuing_in_vain_is_refused(
-    flags, line, binarized_corpus, uninterrupted, refused_training, tmp_path
-) -> None:
+def test_refused_continuations(flags, line, binarized_corpus, uninterrupted, refused_training, tmp_path) -> None:
     """None of these comes as far as an update."""
     flags = flags.replace("OLD", str(uninterrupted() / "checkpoint_last.pt")).split()
     save_dir = tmp_path / "run"

@@ -5,20 +5,11 @@ import re
 import shlex
 import signal
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
+import interrupted_run
 import pytest
-from interrupted_run import (
-    LAST_UPDATE,
-    BackgroundRun,
-    assert_same_run,
-    checkpoint,
-    flags_command,
-    num_updates,
-    run_to_end,
-    updates_per_epoch,
-)
+from interrupted_run import LAST_UPDATE, BackgroundRun, assert_same_run, flags_command, num_updates, run_to_end
 from tiny_runs import run_process
 from torch.distributed.run import get_args_parser
 
@@ -40,27 +31,19 @@ def assert_stopped(
     ``before`` is where it began; ``exit_code`` is expected instead of that of the signal.
     """
     assert run.exit_code() == (EXIT_CODES[number] if exit_code is None else exit_code), run.text()[-3000:]
-    stopped = stopped_after(run, number)
+    reason = rf"(?:{signal.Signals(number).name}|a signal to another rank)"
+    updates = re.findall(rf"{reason}: stopped after update (\d+), exit code {EXIT_CODES[number]};", run.text())
+    assert len(set(updates)) == 1, run.text()[-3000:]
+    stopped = int(updates[0])
     assert max(SENT_AFTER[number], before + 1) <= stopped == num_updates(save_dir) < LAST_UPDATE
     assert before == 0 or f"@ {before} updates)" in run.text(), run.text()[-3000:]
-    epochs, updates = divmod(stopped, updates_per_epoch(save_dir))
-    position = checkpoint(save_dir)["extra_state"]["train_iterator"]
+    epochs, updates = divmod(stopped, interrupted_run.updates_per_epoch(save_dir))
+    position = interrupted_run.checkpoint(save_dir)["extra_state"]["train_iterator"]
     assert (position["epoch"], position["iterations_in_epoch"]) == (epochs + 1, updates)
     return stopped
 
 
-def stopped_after(run: BackgroundRun, number: int) -> int:
-    """The update after which rank 0 says that it has stopped, and why."""
-    reason = rf"(?:{signal.Signals(number).name}|a signal to another rank)"
-    updates = re.findall(rf"{reason}: stopped after update (\d+), exit code {EXIT_CODES[number]};", run.text())
-    assert updates, run.text()[-3000:]
-    assert len(set(updates)) == 1
-    return int(updates[0])
-
-
-def test_signals_to_the_whole_group_cost_nothing(
-    binarized_corpus: Path, uninterrupted: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_signals_to_the_whole_group_cost_nothing(binarized_corpus, uninterrupted, tmp_path) -> None:
     """Loader processes receive it as well, as from Slurm; the run goes on where it stopped, within the epoch."""
     # Without fairseq's buffer the loader process is two batches ahead, and not at the end of the epoch already.
     command, before = flags_command(binarized_corpus, tmp_path / "run", "--data-buffer-size", "0"), 0
@@ -75,18 +58,12 @@ def test_signals_to_the_whole_group_cost_nothing(
     assert_same_run(tmp_path / "run", uninterrupted())
 
 
-def settings(data: Path, save_dir: Path) -> list[str]:
-    """A run between whose ends the YAML saves nothing (every 700 updates)."""
-    return shlex.split(
-        f"task.data={data} checkpoint.save_dir={save_dir} optimization.max_update={LAST_UPDATE} "
-        "lr_scheduler.warmup_updates=2 model.encoder_embed_dim=32 model.encoder_ffn_embed_dim=64 "
-        "task.tokens_per_sample=32 model.max_positions=32 dataset.batch_size=16 common.log_interval=1"
-    )
-
-
-def passes_signals_on() -> bool:
-    """Whether torchrun has ``--signals-to-handle``, which came with PyTorch 2.9."""
-    return "signals_to_handle" in vars(get_args_parser().parse_args(["script.py"]))
+# Of a run between whose ends the YAML saves nothing (every 700 updates).
+SETTINGS = shlex.split(
+    f"optimization.max_update={LAST_UPDATE} lr_scheduler.warmup_updates=2 model.encoder_embed_dim=32 "
+    "model.encoder_ffn_embed_dim=64 task.tokens_per_sample=32 model.max_positions=32 dataset.batch_size=8 "
+    "common.log_interval=1 dataset.num_workers=0 common.cpu=true task.precision=float32"
+)
 
 
 def test_signals_to_two_ranks(binarized_corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,8 +76,7 @@ def test_signals_to_two_ranks(binarized_corpus: Path, tmp_path: Path, monkeypatc
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
 
     def settings_of(name: str) -> list[str]:
-        batch = ["dataset.batch_size=8", "dataset.num_workers=0", "common.cpu=true", "task.precision=float32"]
-        return [*settings(binarized_corpus, tmp_path / name), *batch]
+        return [f"task.data={binarized_corpus}", f"checkpoint.save_dir={tmp_path / name}", *SETTINGS]
 
     def forked(name: str) -> list[str]:
         """``amos train`` would replace itself by a new process."""
@@ -115,7 +91,9 @@ def test_signals_to_two_ranks(binarized_corpus: Path, tmp_path: Path, monkeypatc
     run = BackgroundRun(command, tmp_path / "torchrun.log")
     run.wait_for_update(SENT_AFTER[signal.SIGTERM])
     children = map(int, run_process(["ps", "-o", "pid=", "--ppid", run.process.pid]).stdout.split())
-    os.kill(run.process.pid if passes_signals_on() else max(children), signal.SIGTERM)
+    # torchrun has --signals-to-handle from PyTorch 2.9 on.
+    passes_on = "signals_to_handle" in vars(get_args_parser().parse_args(["script.py"]))
+    os.kill(run.process.pid if passes_on else max(children), signal.SIGTERM)
     before = assert_stopped(run, tmp_path / "run", signal.SIGTERM, exit_code=1)
 
     text = run_to_end(forked("run"), tmp_path / "last.log", num_ranks=2)

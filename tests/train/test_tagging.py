@@ -129,15 +129,11 @@ def test_other_words_get_the_labels_of_the_evaluation(place, learned, tmp_path, 
     assert predictions(tmp_path / "pos") == [[[word, pos] for word, _, pos in rows] for rows in by_column["pos"]]
     for flags, message in (
         ([source, "--out", out], f"{out} exists: give another --out"),
-        ([source, "--out", place], f"{place} exists: give another --out"),
         ([source, "--out", tmp_path / "absent" / "l"], f"there is no folder {tmp_path / 'absent'}: create it"),
         ([source, "--out", tmp_path / "l", "--column", "nerr"], "no column nerr: give --column with one of ner, pos"),
         ([source, "--out", tmp_path / "l", "--lr", "1"], "--lr has no effect with --predict: leave it out"),
         ([tmp_path / "text", "--out", tmp_path / "l", "--columns", "a"], "is one sentence a line: leave it out"),
-        (
-            [source, "--out", tmp_path / "l", "--checkpoint", tmp_path],
-            "has no finished run of amos tag: give the --out",
-        ),
+        ([source, "--out", tmp_path / "l", "--checkpoint", tmp_path], "has no finished run of amos tag: give"),
     ):
         before = out.read_bytes()
         assert message in error_line(capsys, main, *predict, *flags, reports_progress=True)

@@ -50,14 +50,12 @@ def test_both_stages(binarized_corpus: Path, tmp_path: Path) -> None:
     assert all(0 < step < 0.01 for name, step in moved.items()), moved  # four updates of at most 0.002 each
 
     # A schedule of its own: both warm up from 0 to the same peak in their first two updates.
-    rates = [
-        [record["lr"] for record in read_records(out / stage) if record["split"] == "train"]
-        for stage in ("generator", "discriminator")
-    ]
+    stages = [read_records(out / stage) for stage in ("generator", "discriminator")]
+    rates = [[record["lr"] for record in stage if record["split"] == "train"] for stage in stages]
     assert rates[0] == rates[1]
     assert len(rates[1]) == 4
     assert max(rates[1]) == pytest.approx(0.002)
-    last = read_records(out / "discriminator")[-1]
+    last = stages[1][-1]
     assert {"rtd_loss", "rtd_auc", "mlm_loss_2", "generator_temperature"} <= last.keys()
 
 
@@ -69,9 +67,7 @@ def test_both_stages(binarized_corpus: Path, tmp_path: Path) -> None:
         (["tiny", "DATA", "BEGUN", "4"], "was started with SIZE and UPDATES tiny 9: give these, or another SAVE_DIR"),
     ],
 )
-def test_mistakes_are_one_line_before_anything_is_written(
-    arguments: list[str], message: str, tmp_path: Path, binarized_corpus: Path
-) -> None:
+def test_mistakes_are_one_line_before_anything_is_written(arguments, message, tmp_path, binarized_corpus) -> None:
     begun = tmp_path / "begun"
     begun.mkdir()
     (begun / "two_stage.txt").write_text("tiny 9\n")
