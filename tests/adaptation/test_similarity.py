@@ -38,10 +38,8 @@ def test_agreement_is_that_of_a_loop() -> None:
 
 
 def write_table(file: Path, rows: list[tuple]) -> Path:
-    lines = [
-        "index\tgenre\tsentence1\tsentence2\tscore",
-        *(f"{i}\tnews\t{a}\t{b}\t{c}" for i, (a, b, c) in enumerate(rows)),
-    ]
+    lines = ["index\tgenre\tsentence1\tsentence2\tscore"]
+    lines += [f"{i}\tnews\t{a}\t{b}\t{c}" for i, (a, b, c) in enumerate(rows)]
     file.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return file
 
@@ -74,10 +72,7 @@ def test_a_folder_with_its_own_pooling(pooling: str, tmp_path: Path) -> None:
     ("content", "message"),
     [
         ("text\tscore\na\t1\n", "needs two columns of texts and one of numbers, .*; it has text, score"),
-        (
-            "sentence1\tsentence2\tscore\n" + "a\tb\tgood\n" * 12,
-            "dev.tsv, line 2, column score: the label 'good' is not",
-        ),
+        ("sentence1\tsentence2\tscore\n" + "a\tb\tgood\n" * 12, "dev.tsv, line 2, column score: the label 'good' is"),
         ("sentence1\tsentence2\tscore\n" + "a\tb\t1\n" * 3, "has 3 pairs: give 10 or more, with different scores"),
         ("sentence1\tsentence2\tscore\n" + "a\tb\t1\n" * 12, "has 12 pairs: give 10 or more, with different scores"),
     ],

@@ -87,9 +87,8 @@ def identities(benchmark: Benchmark) -> dict[str, str]:
 def test_raw_files_give_the_bits_of_prepare_and_keep_them(kind, start, planned, tmp_path, capsys) -> None:
     raw, out = Raw(kind, tmp_path), tmp_path / "out"
     prepare(kind)([*raw.prepare, start / "tokenizer", "--out", tmp_path / "prepared"])
-    expected = planned(
-        raw.command, tmp_path / "other", "--data", tmp_path / "prepared", *raw.flags[2:][: 2 * (kind == "glue")]
-    )
+    flags = ["--data", tmp_path / "prepared", *raw.flags[2 : 4 * (kind == "glue")]]
+    expected = planned(raw.command, tmp_path / "other", *flags)
     capsys.readouterr()
     found = planned(raw.command, out, *raw.flags)
     assert "with the tokenizer of the checkpoint" in capsys.readouterr().err
@@ -175,10 +174,8 @@ def test_what_cannot_be_used_is_refused_in_one_line(start, tmp_path, capsys) -> 
 
 
 CHUNKS = "He PRP B-NP\nsaw VBD B-VP\nthe DT B-NP\nblue JJ I-NP\ncar NN I-NP\n. . O\nSo RB I-ADVP\n\n" * 20
-RELATIONS = (
-    '1\t"A <e1>fire</e1>, which <e2>tanks</e2> fear."\r\nCause-Effect(e1,e2)\r\n\r\n'
-    '2\t"The <e2>lid</e2> and <e1>it</e1>."\nOther\n\n'
-)
+RELATIONS = '1\t"A <e1>fire</e1>, which <e2>tanks</e2> fear."\r\nCause-Effect(e1,e2)\r\n\r\n'
+RELATIONS += '2\t"The <e2>lid</e2> and <e1>it</e1>."\nOther\n\n'
 PROBE = ["--updates", "2", "--part", "discriminator", "--device", "cpu"]
 
 

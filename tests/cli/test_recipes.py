@@ -11,8 +11,6 @@ from amos_fairseq.flops.configuration import count_costs
 from amos_fairseq.recipes import RECIPES, packaged_costs, packaged_recipes
 from amos_fairseq.recipes.composition import compose_recipe
 
-ONE_RANK = "distributed_training.distributed_world_size=1"
-
 
 @pytest.mark.slow
 def test_the_table_has_all_recipes_with_their_sizes_and_tokens() -> None:
@@ -24,7 +22,7 @@ def test_the_table_has_all_recipes_with_their_sizes_and_tokens() -> None:
     assert [name for name in table if "not_counted" in table[name]] == [*of_time, "variants/amos_final_mixture"]
     for name in ("amos_base", "electra_small", "electric_tiny", "mlm_modern_mini", "teams_large"):
         costs = table[name]
-        cfg = compose_recipe(name, [ONE_RANK])
+        cfg = compose_recipe(name, ["distributed_training.distributed_world_size=1"])
         sizes = (cfg.model.encoder_layers, cfg.model.encoder_embed_dim, cfg.task.tokens_per_sample)
         assert (costs["layers"], costs["width"], costs["length"]) == sizes
         sequences = cfg.dataset.batch_size * cfg.optimization.update_freq[0] * cfg.optimization.max_update

@@ -93,9 +93,6 @@ def test_input_of_a_stream(run, text, tmp_path, capsys, monkeypatch):
     (tmp_path / "compressed.txt").write_bytes(gzip.compress(text.read_bytes()))
     main(["score", str(run), str(tmp_path / "compressed.txt")])
     assert capsys.readouterr().out == expected
-
-
-def test_json_lines_of_a_stream_are_no_text(run, monkeypatch, capsys):
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b'{"text": "the fox"}\n' * 2)))
     assert main_exit(["score", str(run), "-"]) == 1
     assert "- is JSON lines: give one text a line" in capsys.readouterr().err
@@ -220,9 +217,8 @@ def test_accuracy_on_pairs_is_that_of_the_scores_of_lines(run, tmp_path, capsys)
     main(["score", str(run), str(text)])
     plls = [float(row[1]) for row in table(capsys.readouterr().out)]
     assert main(["score", str(run), "--pairs", str(pairs), "--out", str(out)]) == 0
-    assert capsys.readouterr().out.endswith(
-        f"results: {out}, {tmp_path}/out.md, {tmp_path}/out.csv, {tmp_path}/out.pairs.csv\n"
-    )
+    files = ", ".join(str(tmp_path / f"out.{suffix}") for suffix in ("json", "md", "csv", "pairs.csv"))
+    assert capsys.readouterr().out.endswith(f"results: {files}\n")
     with out.with_suffix(".pairs.csv").open(encoding="utf-8", newline="") as file:
         found = [float(row[f"mlm, {side}"]) for row in csv.DictReader(file) for side in ("good", "bad")]
     assert found == pytest.approx(plls, abs=2e-4)  # other batches

@@ -38,9 +38,8 @@ def test_lengths_follow_the_maximum_input_of_the_encoder():
 
 
 def test_what_cannot_be_used_is_refused_in_one_line(squad_data, tmp_path, capsys):
-    (tmp_path / "grid.yaml").write_text(
-        "tasks: {SQuAD: {lr: 1e-4, epochs: 1, batch_size: 8, warmup: 0}}\ngrid: {num_separators: [1, 2]}\n"
-    )
+    settings = "{lr: 1e-4, epochs: 1, batch_size: 8, warmup: 0}"
+    (tmp_path / "grid.yaml").write_text(f"tasks: {{SQuAD: {settings}}}\ngrid: {{num_separators: [1, 2]}}\n")
     other = prepare_squad(tmp_path / "other", make_squad(seed=5))
     train = ["--checkpoint", squad_data / "start", "--out", tmp_path / "out", "--cpu", "--data"]
     for flags, message in (

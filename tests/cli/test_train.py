@@ -27,67 +27,43 @@ def test_recipe_by_name_and_by_path(started: list[list[str]], tmp_path: Path, mo
     (tmp_path / "D").mkdir()
     (tmp_path / "D" / "dict.txt").touch()
     (tmp_path / "own" / "longer.yaml").write_text("defaults: [/amos_base]")
-    script = [sys.executable, *python_command("fairseq_cli.hydra_train")]
+    script = [sys.executable, *python_command("fairseq_cli.hydra_train"), "--config-dir"]
     plugin, other = f"common.user_dir='{PACKAGE}'", "common.user_dir=elsewhere"
     own = [f"hydra.searchpath=['file://{RECIPES}']", plugin]
     main(["train", "amos_base", "task.data=D", "--multirun"])
     main(["train", str(RECIPES / "variants" / "electra_tt.yaml"), "task.data=D:D", other])
     main(["train", "mine.yaml"])
     main(["train", "own/longer.yaml", "--cfg", "job"])
-    of_time = (
-        "train amos_base task.data=D --minutes 1.5 --multirun",
-        "train --minutes 1.5 amos_base task.data=D --multirun",
-    )
-    for words in of_time:
-        main(words.split())
+    for words in ("amos_base task.data=D --minutes 1.5 --multirun", "--minutes 1.5 amos_base task.data=D --multirun"):
+        main(["train", *words.split()])
         assert started.pop()[-3:] == ["lr_scheduler.minutes=1.5", "task.data=D", "--multirun"]
     assert started == [
-        [*script, "--config-dir", str(RECIPES), "--config-name", "amos_base", plugin, "task.data=D", "--multirun"],
-        [
-            *script,
-            "--config-dir",
-            str(RECIPES),
-            "--config-name",
-            "variants/electra_tt",
-            "task.data=D:D",
-            "common.user_dir=elsewhere",
-        ],
-        [*script, "--config-dir", str(tmp_path), "--config-name", "mine", *own],
-        [*script, "--config-dir", str(tmp_path), "--config-name", "own/longer", *own, "--cfg", "job"],
+        [*script, str(RECIPES), "--config-name", "amos_base", plugin, "task.data=D", "--multirun"],
+        [*script, str(RECIPES), "--config-name", "variants/electra_tt", "task.data=D:D", other],
+        [*script, str(tmp_path), "--config-name", "mine", *own],
+        [*script, str(tmp_path), "--config-name", "own/longer", *own, "--cfg", "job"],
     ]
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (
-            ["task.data=/", "scoring=true"],
-            "scoring is a group of settings: name one of them, as in scoring._name=",
-        ),
-        (["task.data=/", "optimizer=1e-3"], "optimizer=1e-3: optimizer is a group of settings"),
-        (
-            ["task.data=/", "optimisation.max_update=9"],
-            "no setting optimisation.max_update; did you mean optimization.",
-        ),
-        (["task.data=/", "task.mask_prb=0.1"], "amos_base has no setting task.mask_prb; did you mean task.mask_prob?"),
-        (["data=/"], "task.data is missing: give task.data=DIR"),
-        (["task.data=/", "data=/"], "amos_base has no setting data; did you mean task.data?"),
-        (
-            ["task.data=/", "--max-update", "9"],
-            "--max-update: settings of amos train are KEY=VALUE; did you mean opt",
-        ),
-        (["task.data=/", "--max_update=9"], "--max_update=9: settings of amos train are KEY=VALUE; did you mean opt"),
-        (
-            ["task.data=/", "optimization.lr=NULL", "optimization.lr=1e-3"],
-            "lr=1e-3: the value is a list: write optimization.lr=[1e-3]",
-        ),
-        (["task.data=/", "optimization.lr=abc"], "lr=abc: the value is a list: write optimization.lr=[0.0005]"),
-        (["task.data=/", "--minutes", "-1"], "--minutes -1 must be above 0"),
-        (["task.data=absent:/"], "task.data=absent:/: absent is not a directory"),
+        ("task.data=/ scoring=true", "scoring is a group of settings: name one of them, as in scoring._name="),
+        ("task.data=/ optimizer=1e-3", "optimizer=1e-3: optimizer is a group of settings"),
+        ("task.data=/ optimisation.max_update=9", "no setting optimisation.max_update; did you mean optimization."),
+        ("task.data=/ task.mask_prb=0.1", "amos_base has no setting task.mask_prb; did you mean task.mask_prob?"),
+        ("data=/", "task.data is missing: give task.data=DIR"),
+        ("task.data=/ data=/", "amos_base has no setting data; did you mean task.data?"),
+        ("task.data=/ --max-update 9", "--max-update: settings of amos train are KEY=VALUE; did you mean opt"),
+        ("task.data=/ --max_update=9", "--max_update=9: settings of amos train are KEY=VALUE; did you mean opt"),
+        ("task.data=/ optimization.lr=NULL optimization.lr=1e-3", "lr=1e-3: the value is a list: write optimization"),
+        ("task.data=/ optimization.lr=abc", "lr=abc: the value is a list: write optimization.lr=[0.0005]"),
+        ("task.data=/ --minutes -1", "--minutes -1 must be above 0"),
+        ("task.data=absent:/", "task.data=absent:/: absent is not a directory"),
     ],
 )
 def test_a_mistake_is_one_line_before_fairseq_starts(settings, message, started, capsys) -> None:
-    assert message in error_line(capsys, main, "train", "amos_base", *settings)
+    assert message in error_line(capsys, main, "train", "amos_base", *settings.split())
     assert started == []
 
 

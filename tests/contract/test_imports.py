@@ -34,9 +34,7 @@ def graph() -> dict[str, set[str]]:
     """The imports of each module, without those of the package itself, whose ``__init__`` registers all modules."""
     known = modules()
     del known["amos_fairseq"]
-    return {
-        name: {other for other in imported_by(path, known) if other in known} - {name} for name, path in known.items()
-    }
+    return {name: known.keys() & set(imported_by(path, known)) - {name} for name, path in known.items()}
 
 
 def test_no_module_imports_itself_through_others() -> None:
@@ -49,9 +47,7 @@ def test_no_module_imports_itself_through_others() -> None:
 def test_the_sources_are_read() -> None:
     """Imports of four kinds: at the top, in a function, by name, of a module from its package."""
     found = graph()
-    assert (
-        "amos_fairseq.modules.encoder" in found["amos_fairseq.models.amos"] | found["amos_fairseq.models.pretraining"]
-    )
+    assert "amos_fairseq.modules.encoder" in found["amos_fairseq.models.amos"]
     assert "amos_fairseq.data.corpus" in found["amos_fairseq.data.vocabulary"]
     assert "amos_fairseq.functional.cuda.output_layer" in found["amos_fairseq.functional.output_layer"]
     assert "amos_fairseq.hugging_face.custom_code" in found["amos_fairseq.hugging_face.export"]
@@ -94,11 +90,7 @@ def test_imports_are_those_of_the_table() -> None:
 
 def test_only_the_kernels_import_triton_and_nothing_imports_them_at_its_top_level() -> None:
     paths = modules()
-    importing = {
-        name
-        for name, path in paths.items()
-        if "triton" in {each.partition(".")[0] for each in imported_by(path, paths)}
-    }
+    importing = {name for name in paths if "triton" in {each.split(".")[0] for each in imported_by(paths[name], paths)}}
     assert importing
     assert all(name.startswith(KERNELS) for name in importing)
     for name, path in paths.items():
@@ -120,7 +112,5 @@ def test_the_kernels_with_an_old_triton_are_one_line(monkeypatch: pytest.MonkeyP
     for name in [name for name in sys.modules if name.startswith("amos_fairseq.functional.cuda")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setattr(triton, "__version__", "3.2.0")
-    with pytest.raises(
-        UserError, match=r"^model\.kernels=triton needs Triton 3\.3 or newer, and found 3\.2\.0: install torch 2"
-    ):
+    with pytest.raises(UserError, match=r"^model\.kernels=triton needs Triton 3\.3 or newer, and found 3\.2\.0: "):
         require_triton(torch.device("cpu"), torch.nn.Linear(1, 1))

@@ -70,9 +70,7 @@ def test_damage_is_noticed_before_training(corpus: Path, name: str, with_hashes:
         (corpus / "corpus.json").unlink()
         if reason is None:  # a whole text of another corpus
             return
-    expected = (
-        reason if reason is not None and "add up" not in reason else "train.... is not the file that amos prepare"
-    )
+    expected = reason if reason and "add up" not in reason else "train.... is not the file that amos prepare"
     with pytest.raises(UserError, match=expected if with_hashes else reason):
         make_task(corpus).load_dataset("train")
 

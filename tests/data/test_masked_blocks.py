@@ -6,15 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from block_datasets import (
-    NUM_TOKENS,
-    TOKENS_PER_BLOCK,
-    block_dictionary,
-    iterate,
-    make_dataset,
-    random_lines,
-    rows_by_id,
-)
+from block_datasets import NUM_TOKENS, block_dictionary, iterate, make_dataset, random_lines, rows_by_id
 from synthetic_corpus import make_task, write_corpus
 
 from amos_fairseq.data.masked_blocks import TREATMENTS, num_masked_positions, treat_masked
@@ -42,7 +34,7 @@ def test_exactly_k_tokens_are_masked_and_never_a_special_one() -> None:
         assert len(used) == num_masked_positions(0.15, length)
         assert used == sorted(set(used))
         assert all(4 <= tokens[position] < 4 + NUM_TOKENS for position in used)
-        changed = [position for position in range(TOKENS_PER_BLOCK) if tokens[position] != masked_tokens[position]]
+        changed = [position for position in range(len(tokens)) if tokens[position] != masked_tokens[position]]
         assert changed == used
         assert all(masked_tokens[position] == 48 for position in used)
     for batch in batches:

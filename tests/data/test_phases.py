@@ -36,13 +36,8 @@ class Reader:
     def __init__(self, update: int = 0, state: dict[str, Any] | None = None, **settings: int) -> None:
         self.update, self.position, self.epoch = update, 0, state["epoch"] if state else 1
         self.epochs: list[int] = []  # of each update
-        self.settings = {
-            "num_shards": 1,
-            "shard_id": 0,
-            "num_workers": 0,
-            "update_freq": 1,
-            "buffer_size": 0,
-        } | settings
+        defaults = {"num_shards": 1, "shard_id": 0, "num_workers": 0, "update_freq": 1, "buffer_size": 0}
+        self.settings = defaults | settings
         self.new_iterator()
         if state is not None:
             self.iterator.load_state_dict(state)
@@ -133,7 +128,7 @@ def test_ranks_and_micro_batches_read_the_same() -> None:
         assert contents(Reader(20, state, update_freq=2).read(30)) == whole[20:]
 
 
-def test_positions_that_do_not_fit_are_refused() -> None:
+def test_positions_that_do_not_fit_and_phases_without_an_update_are_refused() -> None:
     reader = Reader()
     reader.read(3)
     state = reader.iterator.state_dict()
@@ -147,9 +142,6 @@ def test_positions_that_do_not_fit_are_refused() -> None:
     del state["phase"]
     with pytest.raises(UserError, match="run with other task"):
         Reader(3, state)
-
-
-def test_a_phase_needs_a_whole_update_in_an_epoch() -> None:
     with pytest.raises(UserError, match=r"in phase 3, has 53 blocks, fewer than the 64 of one update"):
         Reader(update_freq=32)
 
@@ -163,17 +155,8 @@ def test_a_phase_does_not_begin_where_no_update_of_it_is_left() -> None:
 
 def test_phases_follow_their_shares() -> None:
     """By hand, with a border that is no whole number."""
-    assert [phase_at(PHASES, update, END) for update in (0, 12, 13, 24, 25, 30, 31, 39, 40)] == [
-        0,
-        0,
-        1,
-        1,
-        2,
-        2,
-        3,
-        3,
-        3,
-    ]
+    updates = (0, 12, 13, 24, 25, 30, 31, 39, 40)
+    assert [phase_at(PHASES, update, END) for update in updates] == [0, 0, 1, 1, 2, 2, 3, 3, 3]
     thirds = [Phase(8, 1 / 3, None, 0.15)] * 3
     assert [phase_at(thirds, update, 10) for update in range(10)] == [0, 0, 0, 1, 1, 1, 1, 2, 2, 2]
 
@@ -192,10 +175,7 @@ def test_spellings() -> None:
         ("[8, 32]", "8 must have length and share"),
         ("[{length: 32, share: 1, lr: 1}]", "{'length': 32, 'share': 1, 'lr': 1} must have length and share"),
         ("[{length: 32, share: 0.9}]", "the shares add up to 0.9: they must add up to 1"),
-        (
-            "[{length: 16, share: 1}]",
-            "the last phase must be the longest, and have the tokens_per_sample of the run, 32",
-        ),
+        ("[{length: 16, share: 1}]", "the last phase must be the longest, and have the tokens_per_sample of the run"),
         ("[{length: 64, share: 0.5}, {length: 32, share: 0.5}]", "the last phase must be the longest"),
         ("8", "the phases must be a list"),
         ("{length: 32, share: 1}", "the phases must be a list"),
