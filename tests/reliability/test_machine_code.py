@@ -14,10 +14,7 @@ from pathlib import Path
 import pytest
 from tiny_runs import ROOT, environment, run_process
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")]
 
 # Bytes of shared memory of a multiprocessor, of which a program gets 1 KiB more than it asks for, and of what one program can
 # have; from the tables of compute capabilities in CUDA's programming guide.

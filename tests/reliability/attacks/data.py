@@ -19,9 +19,8 @@ def damaged_labels(place: Place, folder: Path, draw: random.Random) -> Iterator[
     """Damage prepared labels, which are then refused."""
     labels = prepare_tagging(place.folder / "data")
     while True:
-        path = draw.choice(
-            sorted(path for suffix in ("bin", "idx", "jsonl") for path in labels.glob(f"valid.*.{suffix}"))
-        )
+        paths = [path for suffix in ("bin", "idx", "jsonl") for path in labels.glob(f"valid.*.{suffix}")]
+        path = draw.choice(sorted(paths))
         content = path.read_bytes()
         how, harm = damage(path, draw), ""
         try:

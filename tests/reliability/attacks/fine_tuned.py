@@ -140,9 +140,7 @@ COLUMNS = {
 READERS = {
     "csv": lambda file: pandas.read_csv(file, dtype=str, keep_default_na=False),
     "tsv": lambda file: pandas.read_csv(file, sep="\t", dtype=str, keep_default_na=False),
-    "jsonl": lambda file: pandas.DataFrame(
-        map(json.loads, file.read_text(encoding="utf-8").split("\n")[:-1]), dtype=object
-    ),
+    "jsonl": lambda file: pandas.DataFrame(map(json.loads, file.read_text("utf-8").split("\n")[:-1]), dtype=object),
 }
 
 
@@ -166,9 +164,8 @@ def tables(place: Place, folder: Path, draw: random.Random) -> Iterator[tuple[st
             shutil.rmtree(folder)
             continue  # this format has no such cells
         file = folder / "out" / f"labeled.{written}"
-        code, text = run_amos(
-            ["classify", "--checkpoint", RESULTS + "/classify", "--predict", f"in.{suffix}", "--out", file], folder
-        )
+        flags = ["--checkpoint", RESULTS + "/classify", "--predict", f"in.{suffix}", "--out", file]
+        code, text = run_amos(["classify", *flags], folder)
         harm = amos_harm(code, text, folder)
         if not harm and code == 0:
             found, is_tsv = READERS[written](file), suffix == "tsv"

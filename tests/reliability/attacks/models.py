@@ -54,18 +54,9 @@ def hostile_states(canary: Path, draw: random.Random, state: dict[str, Any]) -> 
     (canary.parent / "src").mkdir(exist_ok=True)
     (canary.parent / "src" / "__init__.py").write_text(f"open({str(canary)!r}, 'w')\n")
     source = str(canary.parent / "src")
-    texts = [
-        f"--user-dir={source}",
-        f"--user-dir {source}",
-        source,
-        "${oc.env:HOME}",
-        "__import__('os').abort()",
-        "../../x",
-        f"$(touch {canary})",
-        f"tanh; touch {canary}",
-        "{_target_: os.abort}",
-        "!!python/object/apply:os.abort []",
-    ]
+    texts = [f"--user-dir={source}", f"--user-dir {source}", source, "${oc.env:HOME}", "../../x", f"$(touch {canary})"]
+    texts += [f"tanh; touch {canary}", "{_target_: os.abort}", "!!python/object/apply:os.abort []"]
+    texts += ["__import__('os').abort()"]
     circle: list[Any] = []
     circle += [circle, circle]
     values = [*HOSTILE_VALUES, circle, argparse.Namespace(a=circle)]
@@ -229,12 +220,9 @@ def plant_code(folder: Path, canary: Path, draw: random.Random) -> str:
     """Add modules, and let the configurations of model and tokenizer name their classes."""
     for name in ("__init__", "evil", "configuration_evil", "tokenization_evil"):
         (folder / f"{name}.py").write_text(f"open({str(canary)!r}, 'w')\n")
+    classes = {"AutoConfig": "configuration_evil.C", "AutoModel": "evil.M"}
     entries = {
-        "auto_map": {
-            "AutoConfig": "configuration_evil.C",
-            "AutoModel": "evil.M",
-            "AutoTokenizer": ["tokenization_evil.T", "evil.F"],
-        },
+        "auto_map": classes | {"AutoTokenizer": ["tokenization_evil.T", "evil.F"]},
         "trust_remote_code": True,
         "custom_pipelines": {"x": {"impl": "evil.P", "pt": ["AutoModel"]}},
         "_attn_implementation": "evil",
@@ -243,9 +231,8 @@ def plant_code(folder: Path, canary: Path, draw: random.Random) -> str:
     }
     changes = {"config.json": {"model_type": "evil", "architectures": ["Evil"]}, "tokenizer_config.json": {}}
     for name, more in changes.items():
-        content = json.loads((folder / name).read_text()) | {
-            key: entries[key] for key in entries if draw.random() < 0.7
-        }
+        given = {key: entries[key] for key in entries if draw.random() < 0.7}
+        content = json.loads((folder / name).read_text()) | given
         if draw.random() < 0.3:
             content |= more
         (folder / name).write_text(json.dumps(content))
@@ -264,9 +251,8 @@ def other_states(folder: Path, file: Path) -> str:
             theirs = transformers.AutoModel.from_pretrained(folder, trust_remote_code=False).float().eval()
             imported = load_checkpoint(file)
             ids, pad = row_map(imported.tokenizer), imported.dictionary.pad()
-            rows = torch.tensor(
-                [row for row, foreign in enumerate(ids.tolist()) if foreign != ABSENT and row != pad][:30]
-            )
+            rows = [row for row, foreign in enumerate(ids.tolist()) if foreign != ABSENT and row != pad]
+            rows = torch.tensor(rows[:30])
             expected = theirs(input_ids=ids[rows][None]).last_hidden_state
     except Exception:
         return ""

@@ -24,16 +24,8 @@ SETTINGS_OF_SECTIONS = {
     "checkpoint": "save_interval_updates best_checkpoint_metric keep_interval_updates",
 }
 SETTINGS = [f"{section}.{name}" for section, names in SETTINGS_OF_SECTIONS.items() for name in names.split()]
-WHOLE_SECTIONS = [
-    "scoring",
-    "bmuf",
-    "ema",
-    "generation",
-    "distributed_training",
-    "optimizer",
-    "criterion",
-    "lr_scheduler",
-]
+WHOLE_SECTIONS = ["scoring", "bmuf", "ema", "generation", "distributed_training"]
+WHOLE_SECTIONS += ["optimizer", "criterion", "lr_scheduler"]
 _NUMBERS = ("0", "-1", "1e-9", "2.5", "nan", "inf", "-inf", "1e21", "1e300")
 VALUES = (*_NUMBERS, "null", "true", "x", "''", "[]", "[0]", "[1,2]", "{a:1}", "???", "x" * 300)
 TINY_RECIPE = ["--config-dir", str(ROOT / "examples/pretraining/config"), "--config-name", "amos_tiny"]
@@ -81,13 +73,7 @@ TEXTS = {
     "probe": ("--layers", "--part", "--tasks", "--device", "OUT"),
     "tag": ("--recipe", "OUT"),
 }
-_WORDS = (
-    *["null", "true", "x", "a,b", "1,2", "meta", "<b>", "nothing/here", "."],
-    "x" * 300,
-    "a\nb",
-    "\x1b[31m",
-    "\udcff",
-)
+_WORDS = ("null", "true", "x", "a,b", "1,2", "meta", "<b>", "nothing/x", ".", "x" * 300, "a\nb", "\x1b[31m", "\udcff")
 _SETTINGS = ("a=b", "scoring=true", "model.encoder_layers=1e9")
 TEXT_VALUES = ("", "0", "-1", "1e21", str(2**62), "9" * 400, *_WORDS, *_SETTINGS)
 

@@ -49,11 +49,8 @@ def planted_modules(place: Place, folder: Path, draw: random.Random) -> Iterator
 
 
 # Python reads these when it starts: such a command needs a new process.
-LOCALES = (
-    {"LC_ALL": "C", "PYTHONUTF8": "0"},
-    {"PYTHONIOENCODING": "ascii"},
-    {"LC_ALL": "POSIX", "PYTHONIOENCODING": "latin-1"},
-)
+LOCALES = ({"LC_ALL": "C", "PYTHONUTF8": "0"}, {"PYTHONIOENCODING": "ascii"})
+LOCALES += ({"LC_ALL": "POSIX", "PYTHONIOENCODING": "latin-1"},)
 FILE_SIZES = (0, 100, 1000, 10_000, 100_000)
 
 

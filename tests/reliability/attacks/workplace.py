@@ -82,11 +82,8 @@ def write_workplace(folder: Path) -> Path:
 def write_metrics(file: Path) -> None:
     values = {"mlm_loss_1": 5.0, "mlm_loss_2": 4.0, "mixture_1": 0.4, "rtd_recall": 0.2, "unigram_entropy": 4.5}
     values |= {"wps": 9.0, "lr": 0.1, "loss": None}
-    records = [
-        {"split": split, "update": update, "epoch": update / 10, **values}
-        for update in (10, 20, 30)
-        for split in ("train", "valid")
-    ]
+    moments = [(update, split) for update in (10, 20, 30) for split in ("train", "valid")]
+    records = [{"split": split, "update": update, "epoch": update / 10, **values} for update, split in moments]
     file.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
 
 
