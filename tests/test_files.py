@@ -10,20 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from amos_fairseq import files
 from amos_fairseq.checkpoint_files import checkpoint_file
 from amos_fairseq.errors import UserError, report_user_errors
-from amos_fairseq.files import (
-    check_claim,
-    claim,
-    csv_text,
-    json_text,
-    locked,
-    no_links,
-    take_lock,
-    whole_file,
-    whole_folder,
-    write_text,
-)
+from amos_fairseq.files import check_claim, claim, locked, no_links, take_lock, whole_file, whole_folder
 
 
 def unfinished_files(directory: Path) -> list[str]:
@@ -49,9 +39,9 @@ def test_each_process_writes_to_a_file_of_its_own(tmp_path: Path, monkeypatch: p
 def test_json_names_a_path_that_is_no_text(tmp_path: Path) -> None:
     """A file name may be any bytes; in the locale C, each letter that is not ASCII is such bytes."""
     path, file = os.fsdecode(b"/data/\xff"), tmp_path / "record.json"
-    write_text(file, json_text({"path": path, "text": "é"}))
+    files.write_text(file, files.json_text({"path": path, "text": "é"}))
     assert json.loads(file.read_text(encoding="utf-8")) == {"path": path, "text": "é"}
-    assert json_text({"text": "é"}) == '{\n  "text": "é"\n}\n'
+    assert files.json_text({"text": "é"}) == '{\n  "text": "é"\n}\n'
 
 
 def test_no_cell_of_a_csv_file_is_a_formula() -> None:
@@ -60,7 +50,7 @@ def test_no_cell_of_a_csv_file_is_a_formula() -> None:
     formulas += ["--1", "+x", "-x 5"]
     numbers = ["88.9", "-3.2", "+4", "-1e-05", "-3.1 ± 0.4", "-", "", 5, -0.25, None, True]
     others = [*numbers, "a=b", "CoLA", "a,b", 'a "b"', "é"]
-    rows = list(csv.reader(io.StringIO(csv_text([formulas, others]), newline="")))
+    rows = list(csv.reader(io.StringIO(files.csv_text([formulas, others]), newline="")))
     assert rows == [[f"'{cell}" for cell in formulas], ["" if cell is None else str(cell) for cell in others]]
 
 

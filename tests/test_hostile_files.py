@@ -41,30 +41,19 @@ SQUAD = {"version": "v2.0", "data": [{"title": "t", "paragraphs": [{"context": "
 ANSWER = {"text": "a", "start": 0, "tokens": [0, 1]}
 EXAMPLE = {"id": "q", "context": 0, "answers": [ANSWER], "is_impossible": False}
 COUNTS = {"questions": 1, "source_questions": 1, "impossible": 0}
-SQUAD_MANIFEST = {
-    "settings": {"seed": 1},
-    "tokenizer_sha256": "x",
-    "splits": {"train": COUNTS, "valid": COUNTS},
-    "sources": {split: {"name": "x", "sha256": "x"} for split in ("train", "valid")},
-}
+SQUAD_MANIFEST = {"settings": {"seed": 1}, "tokenizer_sha256": "x", "splits": {"train": COUNTS, "valid": COUNTS}}
+SQUAD_MANIFEST |= {"sources": {split: {"name": "x", "sha256": "x"} for split in ("train", "valid")}}
 INPUT = {"bytes": 2, "sha256": "x"}
 CORPUS = {"task_data": "x", "settings": {"seed": 1}, "inputs": [INPUT], "shards": [{"directory": "."}]}
 SPLIT = {"inputs": [{"documents": 1}], "train": [[2]], "sample": {"documents": 1, "paragraphs": 1, "bytes": 2}}
 IDENTITY = {"settings": {"seed": 1}, "inputs": []}
 GLUE_TASK = {"task": "RTE", "tokenizer_sha256": "x", "max_train_rows": None, "seed": None}
 GLUE_TASK |= {"splits": {"train": {"sha256": "x"}}, "files": {}, "sha256": {}}
-PREPARED_GLUE = GLUE_TASK | {
-    "kind": "classes",
-    "labels": ["a", "b"],
-    "num_classes": 2,
-    "notes": ["note"],
-    "splits": {split: {"rows": 5, "source_rows": 9, "source": "x", "broken": 0} for split in ("train", "valid")},
-}
+ROWS = {split: {"rows": 5, "source_rows": 9, "source": "x", "broken": 0} for split in ("train", "valid")}
+PREPARED_GLUE = GLUE_TASK | {"kind": "classes", "labels": ["a", "b"], "num_classes": 2, "notes": ["note"]}
+PREPARED_GLUE |= {"splits": ROWS}
 LABELS = {"task": "RTE", "labels": ["a", "b"]}
-
-
-def probing_is_finished(path: Path) -> bool:
-    return is_finished(path.parent, {"sources": []}, "probing", path.name)
+SOURCES = {"sources": []}
 
 
 def notes_of_glue(path: Path) -> list[str]:
@@ -105,16 +94,9 @@ def claim(path: Path) -> None:
         continue_corpus(path)
 
 
-RESULT = {
-    "task": "RTE",
-    "trial": "",
-    "seed": 1,
-    "directory": "runs/RTE/seed1",
-    "main_score": "f1",
-    "scores": {"f1": 9.5},
-}
-RESULT |= {"checkpoint": "checkpoint_best.pt", "epoch": 1.5, "seconds": 2.5, "identity": {"seed": 1}, "notes": ["note"]}
-RESULT |= {"checkpoint_sha256": ["x"], "files": {"task.json": "x"}, "versions": {"torch": "2"}}
+RESULT = {"task": "RTE", "trial": "", "seed": 1, "directory": "runs/RTE/seed1", "main_score": "f1"}
+RESULT |= {"scores": {"f1": 9.5}, "checkpoint": "checkpoint_best.pt", "epoch": 1.5, "seconds": 2.5, "notes": ["note"]}
+RESULT |= {"identity": {"seed": 1}, "checkpoint_sha256": ["x"], "files": {"task.json": "x"}, "versions": {"torch": "2"}}
 SUMMARY = {"benchmark": "glue", "setup": {"from_scratch": False, "arch": "amos"}, "notes": ["note"], "runs": [RESULT]}
 BASELINES = {"num_scored": 9, "scores": {"mean": {"f1": 5.0}}, "data_sha256": "x"}
 SUMMARY |= {"baselines": {"RTE": BASELINES}}
@@ -126,21 +108,13 @@ PROBES = {"settings": {"scored_on": {}}, "checkpoint": {"num_updates": 3}, "resu
 
 READERS: dict[str, tuple[str, Any, Callable[[Path], Any]]] = {
     "SQuAD": ("dev.json", SQUAD, read_squad),
-    "prepared questions": (
-        "train.examples.jsonl",
-        EXAMPLE,
-        lambda path: read_json_lines(path, "prepare it", Example.from_json),
-    ),
+    "prepared questions": ("train.examples.jsonl", EXAMPLE, lambda path: read_json_lines(path, "", Example.from_json)),
     "squad.json": ("squad.json", SQUAD_MANIFEST, lambda path: read_squad_manifest(path.parent)),
     "corpus.json": ("corpus.json", CORPUS, lambda path: prepare_text.is_finished_corpus(path.parent, {"seed": 1}, [])),
     "identity of a corpus": (".prepare/identity.json", IDENTITY, claim),
-    "split of a corpus": (
-        ".prepare/text/split.json",
-        SPLIT,
-        lambda path: prepare_text._read_inputs(path.parent, [], None),
-    ),
+    "split.json": (".prepare/text/split.json", SPLIT, lambda path: prepare_text._read_inputs(path.parent, [], None)),
     "task.json of amos glue": ("RTE/task.json", PREPARED_GLUE, notes_of_glue),
-    "probing.json": ("probing.json", {"sources": []}, probing_is_finished),
+    "probing.json": ("probing.json", SOURCES, lambda path: is_finished(path.parent, SOURCES, "probing", path.name)),
     "labels of task.json": ("task.json", LABELS, labels),
     "labels.txt": ("labels.txt", None, lambda path: labels(path, Head.TOKEN_CLASSIFICATION)),
     "result.json": ("result.json", RESULT, of_record(lambda path: read_result(path.parent))),

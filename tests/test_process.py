@@ -41,10 +41,7 @@ def test_freed_memory_is_kept():
     assert answer == "True"
     assert int(stock) > 16_000
     assert int(kept) < 100
-
-
-def test_a_users_malloc_is_left_alone():
-    assert run(CALL, MALLOC_TOP_PAD_="131072") == ["False"]
+    assert run(CALL, MALLOC_TOP_PAD_="131072") == ["False"], "what a user sets is left alone"
 
 
 @pytest.mark.parametrize(("variables", "expected"), [({}, "passive"), ({"GOMP_SPINCOUNT": "100"}, "None")])
@@ -69,12 +66,7 @@ print(before == (logging.root.level, logging.root.handlers), len(os.listdir("/pr
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
 def test_importing_the_plugin_changes_no_logger_and_starts_no_thread():
     """Also not with what a training imports, in the environment of the server that forks the trainings."""
-    variables = {
-        "OMP_NUM_THREADS": "3",
-        "OPENBLAS_NUM_THREADS": "1",
-        "CUDA_VISIBLE_DEVICES": "",
-        "PYTHONPATH": str(ROOT),
-    }
-    result = run_process([sys.executable, "-c", ASK_IMPORT], env=UNSET | variables)
+    variables = {"OMP_NUM_THREADS": "3", "OPENBLAS_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    result = run_process([sys.executable, "-c", ASK_IMPORT], env=UNSET | variables | {"PYTHONPATH": str(ROOT)})
     assert result.returncode == 0, result.stderr
     assert result.stdout.split() == ["True", "1", "False"]

@@ -39,13 +39,9 @@ print(*(name for name in {planted!r} if name in sys.modules))
 """
 # Each refuses its arguments after the imports.
 _COMMANDS = (
-    *(
-        "prepare text.txt --out out --vocab-size 1",
-        "recipes amos_tiny --vocabulary-size 1",
-        "train amos_tiny task.data=.",
-        "adapt absent text.txt --out out",
-    ),
-    *("inspect start.pt --text a", "plot absent", "report start.pt", "import absent out.pt", "export start.pt out"),
+    *("prepare text.txt --out out --vocab-size 1", "recipes amos_tiny --vocabulary-size 1", "export start.pt out"),
+    *("train amos_tiny task.data=.", "adapt absent text.txt --out out", "inspect start.pt --text a", "plot absent"),
+    *("report start.pt", "import absent out.pt"),
     *(f"{name} --checkpoint start.pt --data absent --out out" for name in ("glue", "squad", "tag", "probe")),
     "classify --checkpoint start.pt --train absent.tsv --out out",
     "parse --checkpoint start.pt --train absent --dev absent --out out",
@@ -139,9 +135,8 @@ def test_a_process_ends_with_its_parent_and_not_before(closed: str, tmp_path: Pa
     (tmp_path / "wait.py").write_text("import time\nopen('started', 'w').close()\ntime.sleep(60)\n")
     command = [*python_command("wait", with_parent=True)]
     shell = f"exec {shlex.join(command)} {'>&-' if closed == 'stdout' else '2>/dev/full'}"
-    child = subprocess.Popen(
-        shell, shell=True, cwd=tmp_path, stdin=subprocess.PIPE, env=environment({"PYTHONPATH": str(tmp_path)})
-    )
+    variables = environment({"PYTHONPATH": str(tmp_path)})
+    child = subprocess.Popen(shell, shell=True, cwd=tmp_path, stdin=subprocess.PIPE, env=variables)
     wait_until((tmp_path / "started").exists)
     time.sleep(0.3)
     assert child.poll() is None

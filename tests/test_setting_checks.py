@@ -16,13 +16,9 @@ from amos_fairseq.recipes.composition import compose_recipe, compose_with_hydra
 from amos_fairseq.run import hooks
 from amos_fairseq.setting_checks import RANGES, check_configuration
 
-OURS = [
-    *(fields for fields in MODEL_DATACLASS_REGISTRY.values() if fields.__module__.startswith("amos_fairseq")),
-    *(fields for fields in CRITERION_DATACLASS_REGISTRY.values() if fields.__module__.startswith("amos_fairseq")),
-    TASK_DATACLASS_REGISTRY["text_pretraining"],
-    TASK_DATACLASS_REGISTRY["squad"],
-    GroupedAdamConfig,
-]
+REGISTERED = [*MODEL_DATACLASS_REGISTRY.values(), *CRITERION_DATACLASS_REGISTRY.values()]
+OURS = [fields for fields in REGISTERED if fields.__module__.startswith("amos_fairseq")]
+OURS += [TASK_DATACLASS_REGISTRY["text_pretraining"], TASK_DATACLASS_REGISTRY["squad"], GroupedAdamConfig]
 
 
 @pytest.mark.parametrize("fields", OURS, ids=lambda fields: fields.__name__)

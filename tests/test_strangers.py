@@ -105,22 +105,16 @@ def test_every_value_is_visited_and_circles_end(monkeypatch):
     circle: list = [1]
     circle += [circle, circle]
     tower: list = [1]
-    for _ in range(50):
-        tower = [tower] * 10
-    for content, reason in ((circle, "values"), (tower, "values"), (nested_list(101), "deep")):
+    deep: list = []
+    for level in range(101):
+        tower, deep = [tower] * 10 if level < 50 else tower, [deep]
+    for content, reason in ((circle, "values"), (tower, "values"), (deep, "deep")):
         with pytest.raises(ValueError, match=reason):
             collections.deque(values_in(content), maxlen=0)
     seen = []
     with pytest.raises(ValueError, match="values"):
         seen.extend(values_in([[0] * 900] * 900))
     assert len(seen) <= 2, "the limit holds before a level is collected, not after it"
-
-
-def nested_list(levels: int) -> list:
-    content: list = []
-    for _ in range(levels):
-        content = [content]
-    return content
 
 
 def test_numbers_have_a_range():
@@ -146,15 +140,8 @@ def test_names_can_be_printed_and_stored():
 
 
 WRONG_YAML = ["a: [", "[" * 20_000, "a: &x 5\nb: *x", "a: &x [*x]", "!!python/object:os.system {}", "a: 2000-99-99"]
-WRONG_YAML += [
-    "\0",
-    "\ud800",
-    "a: 1" + "0" * 5000,
-    "? [1]\n: 2",
-    "b: 1\n<<: {a: 1}",
-    "a: 1\nb: 2\na: 3",
-    "# " + "x" * (1 << 20),
-]
+WRONG_YAML += ["\0", "\ud800", "? [1]\n: 2", "b: 1\n<<: {a: 1}", "a: 1\nb: 2\na: 3"]
+WRONG_YAML += ["a: 1" + "0" * 5000, "# " + "x" * (1 << 20)]
 
 
 @pytest.mark.parametrize("text", WRONG_YAML, ids=lambda text: text[:20])
