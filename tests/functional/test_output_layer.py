@@ -1,14 +1,19 @@
-"""The output layer in chunks against softmax over all logits at once; inputs of samplers, cached memory."""
+"""The output layer in chunks against softmax over all logits at once; inputs of samplers, cached memory; the copy mechanism."""
 
 import math
 
 import pytest
 import torch
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, one_hot
 
 from amos_fairseq.functional import output_layer as module
 from amos_fairseq.functional.logit_chunks import CHUNK_BYTES_ELSEWHERE, NEVER_SAMPLED_LOGIT, chunks
-from amos_fairseq.functional.output_layer import chunked_cross_entropy, linear_cross_entropy, output_layer
+from amos_fairseq.functional.output_layer import (
+    chunked_cross_entropy,
+    copy_cross_entropy,
+    linear_cross_entropy,
+    output_layer,
+)
 
 N, E, V = 13, 8, 40
 UNSAMPLED = torch.tensor([0, 1, 38, 39])
@@ -104,8 +109,9 @@ def test_sampler_receives_logits_and_weights_of_allowed_tokens(some_at_once: int
 
 
 def test_float32_matches_the_reference_for_any_leading_shape() -> None:
-    """Sums of at most 40 terms of size 1 in another order."""
+    """Sums of at most 40 terms of size 1 in another order. Half of the targets are the best prediction."""
     hidden, weight, biases, targets = inputs(1, 1, torch.float32)
+    targets[::2] = (hidden[0] @ weight.T + biases[0]).argmax(-1)[::2]
     leaves = [hidden, weight, biases]
     got, expected = (
         cross_entropy(hidden[0, :12].view(3, 4, E), weight, biases[0], targets[:12].view(3, 4))
@@ -113,8 +119,19 @@ def test_float32_matches_the_reference_for_any_leading_shape() -> None:
     )
     assert got[0].shape == got[1].shape == (3, 4)
     assert torch.equal(got[1], expected[1])
+    assert set(got[1].flatten().tolist()) == {True, False}
     ours, theirs = with_gradients(leaves, got[0]), with_gradients(leaves, expected[0])
     torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+
+
+def test_the_softmax_of_the_reference_is_float32() -> None:
+    """Logits of bfloat16 inputs are rounded to 8 bits (at most 2^-8 of 20), the softmax over them is not."""
+    hidden, weight, biases, targets = inputs(1, 1, torch.bfloat16)
+    exact = at_once(hidden.float(), weight.float(), biases.float(), targets)[0][0]
+    nll, _ = linear_cross_entropy(hidden[0], weight, biases[0], targets)
+    assert nll.dtype == torch.float32
+    assert (nll - exact).abs().max() < 20 * 2**-8
+    assert not torch.equal(nll, nll.to(torch.bfloat16).float())
 
 
 def test_bfloat16_is_near_float64(some_at_once: int, cached_bytes: int) -> None:
@@ -164,3 +181,37 @@ def test_no_positions() -> None:
     assert predictions.nll.shape == predictions.correct.shape == (3, 0)
     predictions.nll.sum().backward()
     assert not weight.grad.any()
+
+
+def test_copies_match_their_distribution() -> None:
+    """p(v) = D [v = input] + (1 - D) softmax(v), written out: losses, gradients and predictions of 40 positions of 7 words."""
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(40, 7, generator=generator, dtype=torch.float64) * 2
+    copy_logits = torch.randn(40, generator=generator, dtype=torch.float64) * 2
+    words, targets = (torch.randint(7, (40,), generator=generator) for _ in range(2))
+    targets[::2] = words[::2]  # half of the inputs are originals
+    ours, theirs = ([leaf.clone().requires_grad_() for leaf in (logits, copy_logits)] for _ in range(2))
+    nll, correct = copy_cross_entropy(*ours, words, targets)
+    d = theirs[1].sigmoid().unsqueeze(-1)
+    probabilities = d * one_hot(words, 7) + (1 - d) * theirs[0].softmax(-1)
+    torch.testing.assert_close(probabilities.sum(-1), torch.ones(40, dtype=torch.float64))
+    expected = -probabilities.gather(1, targets[:, None])[:, 0].log()
+    torch.testing.assert_close(nll, expected)
+    assert correct.tolist() == probabilities.argmax(-1).eq(targets).tolist()
+    assert {True, False} == set(correct.tolist())
+    nll.sum().backward()
+    expected.sum().backward()
+    torch.testing.assert_close([leaf.grad for leaf in ours], [leaf.grad for leaf in theirs])
+
+
+@pytest.mark.parametrize("certainty", [-200.0, 200.0])
+def test_certain_copies_give_finite_losses(certainty: float) -> None:
+    """In float32 D is 0 or 1 there; the loss of the token that is not copied is about 200 nats, as in float64."""
+    logits = torch.zeros(2, 7, requires_grad=True)
+    copy_logits = torch.full((2,), certainty, requires_grad=True)
+    nll, _ = copy_cross_entropy(logits, copy_logits, torch.tensor([1, 1]), torch.tensor([1, 2]))
+    expected = [0.0, 200.0 + math.log(7)] if certainty > 0 else [math.log(7)] * 2
+    assert nll.tolist() == pytest.approx(expected, abs=1e-4)
+    nll.sum().backward()
+    assert logits.grad.isfinite().all()
+    assert copy_logits.grad.isfinite().all()

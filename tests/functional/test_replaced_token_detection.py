@@ -8,7 +8,6 @@ import pytest
 import torch
 from fairseq.logging import metrics
 from scipy.stats import entropy, norm
-from sklearn.decomposition import PCA
 from sklearn.metrics import accuracy_score, log_loss, precision_score, recall_score, roc_auc_score
 from small_models import batch_of, electra_criterion, electric_criterion, small_dictionary, small_electra
 from torch import Tensor
@@ -120,26 +119,6 @@ def test_rates_without_a_denominator():
     assert got == expected | {"rtd_loss": loss, "rtd_acc": 1.0, "rtd_loss_above_prior": loss}
 
 
-def test_spread_of_states_is_that_of_scikit_learn():
-    """Two batches with padding; the states lie around a mean that is longer than they differ, in three directions."""
-    generator = torch.Generator().manual_seed(4)
-    directions = torch.randn(3, 16, generator=generator) * torch.tensor([3.0, 1.0, 0.3])[:, None]
-    total, products, real = torch.zeros(16).double(), torch.zeros(16, 16).double(), []
-    for _ in range(2):
-        states = 5 + torch.randn(4, 50, 3, generator=generator) @ directions
-        is_real = torch.rand(4, 50, generator=generator) < 0.7
-        states[~is_real] = 1e3
-        real.append(states[is_real].double().numpy())
-        sums = state_sums(states, is_real)
-        total, products = total + sums[0], products + sums[1]
-    states = np.concatenate(real)
-    shares = PCA().fit(states).explained_variance_ratio_
-    spread = state_spread(len(states), total, products)
-    assert spread.first_component == pytest.approx(shares[0], rel=1e-6)
-    assert spread.participation_ratio == pytest.approx(1 / (shares**2).sum(), rel=1e-6)
-    assert spread.variance == pytest.approx(states.var(0).sum() / (states**2).sum(1).mean(), rel=1e-6)
-
-
 def test_spread_of_equal_states():
     """Rounding must not look like a variance: bfloat16 states with a square of 512 each."""
     states = torch.full((8, 64, 512), 1.0, dtype=torch.bfloat16) * torch.linspace(-1.7, 1.7, 512).bfloat16()
@@ -229,15 +208,6 @@ def test_expected_gradient_does_not_depend_on_the_baseline(baseline: float) -> N
     losses = policy_losses(logits.log_softmax(-1), rewards, torch.full((VOCABULARY,), baseline, dtype=torch.float64))
     (logits.detach().softmax(-1) * losses).sum().backward()
     torch.testing.assert_close(logits.grad, exact_gradient(logits.detach(), rewards))
-
-
-def test_losses_by_hand() -> None:
-    """b = -log sigmoid(0) = log 2; -(R - b) log q; the baseline's target is exp(-R)."""
-    reward, log_prob = torch.tensor([1.5]), torch.tensor([-0.7])
-    assert policy_losses(log_prob, reward, torch.zeros(1)).item() == pytest.approx((1.5 - math.log(2)) * 0.7)
-    target, predicted = math.exp(-1.5), 1 / (1 + math.exp(-0.4))
-    expected = -target * math.log(predicted) - (1 - target) * math.log(1 - predicted)
-    assert baseline_losses(torch.tensor([0.4]), reward).item() == pytest.approx(expected)
 
 
 def test_rewards_and_baseline_of_the_policy_loss_receive_no_gradient() -> None:
