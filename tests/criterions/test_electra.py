@@ -18,7 +18,7 @@ from small_models import (
 
 from amos_fairseq.criterions.electra import ElectraCriterion
 from amos_fairseq.errors import UserError
-from amos_fairseq.functional.positions import mark_positions, random_positions
+from amos_fairseq.functional.positions import random_positions
 from amos_fairseq.models.electra import ElectraOutput
 from amos_fairseq.models.pretraining import PretrainingBatch
 from amos_fairseq.modules.heads import TokenPredictions
@@ -152,11 +152,6 @@ def test_candidates_are_sampled_uniformly() -> None:
     assert second.equal(candidates[1].double())
     assert first[5] == 0
     assert first[:5].sub(2 / 5).abs().max() < 4.5 * math.sqrt(0.4 * 0.6 / 4_000)
-
-
-def test_marked_positions_are_those_of_weight_one() -> None:
-    marks = mark_positions(torch.tensor([[2, 4, 0], [1, 0, 0]]), torch.tensor([[1.0, 1.0, 0.0], [1.0, 0.0, 0.0]]), 5)
-    assert marks.nonzero().tolist() == [[0, 2], [0, 4], [1, 1]]
 
 
 @pytest.mark.parametrize("lengths", [PADDED, FULL])

@@ -1,4 +1,4 @@
-"""Electric against loops in float64: loss, gradients, logged values, scores; Algorithm 2 of the thesis against Algorithm 1."""
+"""Electric against loops in float64: loss, gradients, logged values, scores."""
 
 import math
 
@@ -156,10 +156,6 @@ def test_sums_over_batches_are_the_sum_of_the_whole(tokens: str) -> None:
     one, several = logged(ElectricCriterion, log), logged(ElectricCriterion, *(part[2] for part in parts))
     assert one.pop("rtd_logit_std") != several.pop("rtd_logit_std")  # around the mean of a batch
     assert several == pytest.approx(one, rel=1e-3, abs=1e-4)
-
-
-# p / (1 - p) of the model is k / (n - k) of the text.
-NUM_NOISE, MODEL_SHARE = 2, 2 / 6
 
 
 @pytest.mark.parametrize("share", [0.15, 0.25, 0.5])

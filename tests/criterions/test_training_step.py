@@ -7,6 +7,7 @@ import torch
 from small_models import (
     ELECTRA_VARIANTS,
     ELECTRIC_VARIANTS,
+    MODERN,
     TEAMS_LAYOUTS,
     electra_criterion,
     model_and_criterion,
@@ -38,6 +39,7 @@ AMOS = [
     {"generator_checkpoint": "amos_separate", "generator_temperature_start": 2.0},
     {"generator_checkpoint": "mlm:modern:narrow"},
 ]
+KERNELS = ("fast", "reference")
 STEPS = [
     *(("amos", settings) for settings in AMOS),
     *(("electra", settings) for settings in ELECTRA_VARIANTS.values()),
@@ -45,6 +47,7 @@ STEPS = [
     *((variant, {"generator_loss_tokens": "all"}) for variant in ("electric", "electra_tt")),
     *(("teams", settings) for settings in TEAMS_LAYOUTS),
     ("teams", {"negative_sampling": "hardest"}),
+    *((name, MODERN | {"kernels": way}) for name in ("mlm", "electra", "amos", "teams", "electric") for way in KERNELS),
 ]
 
 
@@ -56,6 +59,7 @@ def test_step_synchronizes_nothing_and_uses_every_parameter(objective: str, sett
     for name, parameter in model.named_parameters():
         assert parameter.requires_grad, name
         assert parameter.grad is not None, name
+        assert parameter.grad.isfinite().all(), name
         assert parameter.grad.any(), name
 
 

@@ -80,6 +80,8 @@ ELECTRIC_VARIANTS = {
     "electra_labels": {},
     "two_tower": {"generator_size": 1.0, "generator_loss_tokens": "all"},
 }
+# A narrow window, so that most pairs are outside of it; as wide as the embeddings.
+MODERN = {"encoder": "modernbert", "relative_position_scheme": "none", "local_attention": 6, "embedding_dim": 0}
 ONLY_RTD = {"mws_loss_weight": 0.0, "representation": "rtd"}
 ONLY_MWS = {"rtd_loss_weight": 0.0}
 TEAMS_LAYOUTS = [

@@ -14,6 +14,7 @@ from fairseq.data import Dictionary
 from hugging_face_folders import LINES, write_tokenizer
 from safetensors.torch import load_file, save_file
 from saved_models import UPDATES, small_tokenizer, write_run
+from small_models import MODERN
 from tokenizer_text import ALPHABETS, HOSTILE, random_texts, word_level_directory
 from tokenizers import Tokenizer as Library
 from tokenizers import models, pre_tokenizers, trainers
@@ -190,8 +191,6 @@ def test_a_full_disk_leaves_nothing(runs, tmp_path, monkeypatch, limit):
     assert list(tmp_path.iterdir()) == []
 
 
-ABSOLUTE = {"relative_position_scheme": "none"}
-MODERN = ABSOLUTE | {"encoder": "modernbert", "embedding_dim": 0}
 TWO_TOWER = {"electric_variant": "two_tower", "generator_size": 1, "generator_loss_tokens": "all"}
 T5 = {"relative_position_scheme": "t5"}
 NARROW_TANH = {"pooler_activation_fn": "tanh", "embedding_dim": 4}

@@ -1,11 +1,10 @@
 """Settings that exclude one another or have no meaning, of every objective: refused in one line that names the flag."""
 
 import pytest
-from small_models import EQUAL_SIZES, ONLY_MWS, model_and_criterion
+from small_models import EQUAL_SIZES, MODERN, ONLY_MWS, model_and_criterion
 
 from amos_fairseq.errors import UserError
 
-MODERN = {"encoder": "modernbert", "relative_position_scheme": "none", "embedding_dim": 0}
 FROZEN = {"generator_checkpoint": "mlm"}
 NO_DETECTION = {"main_objective": "replace_mlm"}
 REFUSED = {

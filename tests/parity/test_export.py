@@ -11,6 +11,7 @@ from failures import error_line
 from hugging_face_folders import LONGEST, assert_close, export, outputs, padded_tokens
 from safetensors.torch import load_file
 from saved_models import write_run
+from small_models import MODERN
 from torch import Tensor
 
 import amos_fairseq
@@ -34,8 +35,7 @@ def predicted_everywhere(pretrained: LoadedCheckpoint, tokens: Tensor) -> Tensor
 
 
 ABSOLUTE = {"relative_position_scheme": "none"}
-# A narrow window, so that most pairs are outside of it; as wide as the embeddings.
-MODERN = ABSOLUTE | {"encoder": "modernbert", "local_attention": 6, "global_attention_every": 2, "embedding_dim": 0}
+DEEP_MODERN = {"encoder_layers": 3, "global_attention_every": 2, "global_rope_theta": 900.0}
 ENCODERS = {
     "t5": ({}, [], "MPNetModel"),
     "none": (ABSOLUTE, [], "BertModel"),
@@ -49,7 +49,7 @@ ENCODERS = {
         [],
         "BertModel",
     ),
-    "modernbert": (MODERN | {"encoder_layers": 3, "global_rope_theta": 900.0}, [], "ModernBertModel"),
+    "modernbert": (MODERN | DEEP_MODERN, [], "ModernBertModel"),
     "electra on modernbert": (MODERN | {"objective": "electra"}, [], "ModernBertModel"),
 }
 

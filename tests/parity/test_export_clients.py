@@ -16,6 +16,7 @@ import transformers
 from failures import error_line
 from hugging_face_folders import export
 from saved_models import write_run
+from small_models import MODERN
 from tiny_runs import ROOT
 from tokenizer_text import token_of_word
 from torch import Tensor
@@ -32,14 +33,6 @@ from amos_fairseq.text.vocabulary import learn_tokenizer
 
 TOLERANCE = 1e-4
 WORDS = ["the", "jumps", "over", "end", "lazy", "brown"]
-# Local layers see 3 tokens on each side, fewer than the longest text has.
-MODERN = {
-    "encoder": "modernbert",
-    "relative_position_scheme": "none",
-    "embedding_dim": 0,
-    "local_attention": 6,
-    "global_attention_every": 2,
-}
 TEXTS = ["the quick brown fox", "jumps", "over the end of the lazy dog & a quick brown dog, the end"]
 
 
