@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -175,26 +176,12 @@ def test_positions_that_do_not_fit_are_refused(corpus: Path) -> None:
     assert at_the_start.iterations_in_epoch == 0
 
 
-class NoisyCriterion:
-    """Returns the noise that a model would see."""
-
-    def __call__(self, model, sample):
-        return torch.rand(4, requires_grad=True), 1, {}
+def return_noise(model, sample) -> tuple:
+    """The criterion returns the noise that a model would see."""
+    return torch.rand(4, requires_grad=True), 1, {}
 
 
-class Model:
-    def train(self) -> None:
-        pass
-
-    eval = train
-
-    def set_num_updates(self, update: int) -> None:
-        pass
-
-
-class Optimizer:
-    def backward(self, loss: torch.Tensor) -> None:
-        pass
+IDLE = Mock()  # model and optimizer
 
 
 def test_noise_depends_on_seed_update_and_first_block(corpus: Path) -> None:
@@ -204,7 +191,7 @@ def test_noise_depends_on_seed_update_and_first_block(corpus: Path) -> None:
         torch.manual_seed(samples_before)
         sample = {"first_id": first_id}
         task = make_task(corpus, seed=seed)
-        return tuple(task.train_step(sample, Model(), NoisyCriterion(), Optimizer(), update)[0].tolist())
+        return tuple(task.train_step(sample, IDLE, return_noise, IDLE, update)[0].tolist())
 
     keys = [(seed, update, first_id) for seed in (1, 2) for update in (0, 1, 5) for first_id in (0, 1, 5)]
     noises = [train_noise(*key) for key in keys]
@@ -217,7 +204,7 @@ def test_validation_noise_does_not_change_training_noise(corpus: Path) -> None:
 
     def valid_noise(first_id: int) -> list[float]:
         sample = {"first_id": first_id, "net_input": {"tokens": torch.zeros(1, 1)}}
-        return task.valid_step(sample, Model(), NoisyCriterion())[0].tolist()
+        return task.valid_step(sample, IDLE, return_noise)[0].tolist()
 
     torch.manual_seed(5)
     before = torch.get_rng_state()
