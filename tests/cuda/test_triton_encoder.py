@@ -20,7 +20,6 @@ from amos_fairseq.models.electric import TwoTower
 from amos_fairseq.modules import bert_encoder as encoders
 from amos_fairseq.modules.bert_encoder import BertEncoder, BertEncoderConfig
 from amos_fairseq.run.kernels import require_triton
-from tests.cuda.test_compiled_steps import Calls, calls, compiled_run  # noqa: F401 (a fixture)
 
 if find_spec("triton") is None:
     pytest.skip("Triton is not installed", allow_module_level=True)
@@ -141,15 +140,6 @@ def test_every_objective_trains_and_validates(monkeypatch: pytest.MonkeyPatch, o
         FakeRun.of(cuda, overrides[0], ["model.kernels=triton", *overrides[1:]]).check()
     assert devices == ["cuda"] * len(devices)
     assert len(devices) >= 2
-
-
-@pytest.mark.slow
-def test_compiled_layers_have_no_graph_break(calls: Calls) -> None:  # noqa: F811
-    with fake_cuda() as cuda:
-        run = compiled_run(cuda, "amos_tiny", "model.kernels=triton")
-        run.check_update(run.full)
-        run.check_update(run.padded)
-    assert calls.layers == calls.graphs > 0
 
 
 def test_the_table_of_backends(monkeypatch: pytest.MonkeyPatch) -> None:

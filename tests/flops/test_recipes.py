@@ -19,7 +19,7 @@ from amos_fairseq.flops.counting import Operations, count_matmuls, count_operati
 from amos_fairseq.recipes.composition import compose_recipe
 
 META = torch.device("meta")
-B, T, D, V = 3, 5, 8, 40
+B, T, D = 3, 5, 8
 V = 30_522  # thesis Table 5.3: BERT's vocabulary
 ROWS = 30_528  # the next multiple of 64
 # In tiny sizes: every objective, and every variant with code of its own.

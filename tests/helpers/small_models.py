@@ -129,33 +129,20 @@ def fine_tuning_task(model_class: type[FineTunedModel] = TextModel) -> SimpleNam
     return SimpleNamespace(source_dictionary=small_dictionary(), model_class=model_class)
 
 
+# Sizes of an encoder of width 8, without dropout.
+WIDTH_8 = {"width": 8, "ffn_width": 12, "num_heads": 2, "layer_norm_eps": 1e-5}
+WIDTH_8 |= dict.fromkeys(("dropout", "attention_dropout", "activation_dropout"), 0.0)
+
+
 def encoder_config(**settings: Any) -> BertEncoderConfig:
-    """The configuration of an encoder with three layers of width 8, without dropout."""
-    defaults = {
-        "num_layers": 3,
-        "width": 8,
-        "ffn_width": 12,
-        "num_heads": 2,
-        "max_positions": 10,
-        "layer_norm_eps": 1e-5,
-    }
-    defaults |= dict.fromkeys(("dropout", "attention_dropout", "activation_dropout"), 0.0)
-    defaults |= {"position_scheme": "t5", "position_buckets": 8, "position_max_distance": 9}
-    return BertEncoderConfig(**(defaults | settings))
+    """The configuration of an encoder with three layers."""
+    positions = {"max_positions": 10, "position_scheme": "t5", "position_buckets": 8, "position_max_distance": 9}
+    return BertEncoderConfig(**(WIDTH_8 | {"num_layers": 3} | positions | settings))
 
 
 def modern_config(**settings: Any) -> ModernBertEncoderConfig:
-    """The configuration of a ModernBERT with four layers (global, local, local, global) of width 8, without dropout."""
-    defaults = {
-        "num_layers": 4,
-        "width": 8,
-        "ffn_width": 12,
-        "num_heads": 2,
-        "max_positions": 1024,
-        "layer_norm_eps": 1e-5,
-    }
-    defaults |= dict.fromkeys(("dropout", "attention_dropout", "activation_dropout"), 0.0)
-    return ModernBertEncoderConfig(**(defaults | settings))
+    """The configuration of a ModernBERT with four layers (global, local, local, global)."""
+    return ModernBertEncoderConfig(**(WIDTH_8 | {"num_layers": 4, "max_positions": 1024} | settings))
 
 
 def build_randomized(

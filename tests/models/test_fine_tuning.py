@@ -4,34 +4,29 @@ from typing import Any
 
 import pytest
 import torch
-from small_models import AMOS_SETTINGS, ENCODER_SETTINGS, fine_tuning_task, small_amos
-from torch import Tensor
+from small_models import AMOS_SETTINGS, fine_tuning_task, small_amos
 
 from amos_fairseq.downstream.squad.task import SpanModel
 from amos_fairseq.downstream.tagging.model import WordModel
 from amos_fairseq.errors import UserError
 from amos_fairseq.models.amos import AmosConfig, AmosModel
-from amos_fairseq.models.electra import ElectraModel
 from amos_fairseq.models.fine_tuning import FineTunedModel, TextModel, class_of_checkpoint, is_fine_tuned
 
 HEAD = "sentence_classification_head"
 
 
-def with_encoder(model_class: type[FineTunedModel], config: type = AmosConfig, **settings) -> Any:
-    base = AMOS_SETTINGS if config is AmosConfig else ENCODER_SETTINGS
-    pretrained = AmosModel if config is AmosConfig else ElectraModel
-    return pretrained.build_model(config(**(base | settings)), fine_tuning_task(model_class))
+# Two pairs of texts, the second padded; ids 4 to 43 are ordinary tokens, 2 ends a text, 1 is padding.
+TOKENS = torch.tensor([[0, 5, 6, 2, 7, 8, 9, 2], [0, 10, 2, 11, 2, 1, 1, 1]])
 
 
-def fine_tuned(num_classes: int = 3, config: type = AmosConfig, **settings) -> TextModel:
-    model = with_encoder(TextModel, config, **settings)
+def with_encoder(model_class: type[FineTunedModel], **settings: Any) -> Any:
+    return AmosModel.build_model(AmosConfig(**(AMOS_SETTINGS | settings)), fine_tuning_task(model_class))
+
+
+def fine_tuned(num_classes: int = 3, **settings: Any) -> TextModel:
+    model = with_encoder(TextModel, **settings)
     model.register_classification_head(HEAD, num_classes)
     return model.eval()
-
-
-def tokens() -> Tensor:
-    """Two pairs of texts, the second padded; ids 4 to 43 are ordinary tokens, 2 ends a text, 1 is padding."""
-    return torch.tensor([[0, 5, 6, 2, 7, 8, 9, 2], [0, 10, 2, 11, 2, 1, 1, 1]])
 
 
 OTHER_FUNCTIONS = [
@@ -68,14 +63,14 @@ def test_a_head_with_the_function_of_an_imported_pooler_starts_from_it(settings:
 def test_classification_head_by_hand(activation: str) -> None:
     """Dense, activation, output on the first state, in plain matrix products; the linear head has the output alone."""
     model = fine_tuned(pooler_activation_fn=activation, pooler_dropout=0.5)
-    state, head = model.extract_features(tokens())[:, 0], model.classification_heads[HEAD]
+    state, head = model.extract_features(TOKENS)[:, 0], model.classification_heads[HEAD]
     assert head.dropout.p == 0.5
     if activation == "linear":
         assert set(head.state_dict()) == {"output.weight", "output.bias"}
     else:
         function = {"tanh": torch.tanh, "gelu": torch.nn.functional.gelu}[activation]
         state = function(state @ head.dense.weight.t() + head.dense.bias)
-    logits, _ = model(tokens(), src_lengths=None, features_only=True, classification_head_name=HEAD)
+    logits, _ = model(TOKENS, src_lengths=None, features_only=True, classification_head_name=HEAD)
     torch.testing.assert_close(logits, state @ head.output.weight.t() + head.output.bias)
 
 
@@ -84,7 +79,7 @@ def test_classification_head_by_hand(activation: str) -> None:
 def test_every_head_reads_the_same_from_packed_texts(settings: dict, pooling: str) -> None:
     """Logits, spans, labels of words, and the gradients of the token embeddings, without and with lengths."""
     settings = settings | ({"relative_position_scheme": "none", "embedding_dim": 0} if "encoder" in settings else {})
-    texts, lengths = tokens(), [8, 5]
+    texts, lengths = TOKENS, [8, 5]
     calls = [(fine_tuned(pooling=pooling, **settings), {"classification_head_name": HEAD})]
     if pooling == "first":
         spans, words = with_encoder(SpanModel, **settings), with_encoder(WordModel, **settings)
@@ -126,7 +121,7 @@ def test_heads_are_rebuilt_from_a_checkpoint() -> None:
     for model in (trained, restored):
         assert is_fine_tuned(model.state_dict())
     assert not is_fine_tuned(small_amos().state_dict())
-    arguments = {"src_tokens": tokens(), "classification_head_name": HEAD}
+    arguments = {"src_tokens": TOKENS, "classification_head_name": HEAD}
     torch.testing.assert_close(trained(**arguments)[0], restored(**arguments)[0], rtol=0, atol=0)
 
 
@@ -152,15 +147,15 @@ def test_another_encoder_is_refused_by_name(change: dict, message: str) -> None:
 @pytest.mark.parametrize("num_types", [2, 3])
 def test_token_types_follow_the_separators(num_types: int) -> None:
     """A second ``</s>`` before the second text belongs to that text."""
-    assert fine_tuned().token_types(tokens()) is None
-    types = fine_tuned(token_types=num_types).token_types(tokens())
+    assert fine_tuned().token_types(TOKENS) is None
+    types = fine_tuned(token_types=num_types).token_types(TOKENS)
     assert types.tolist() == [[0, 0, 0, 0, 1, 1, 1, 1], [0, 0, 0, 1, 1, 1, 1, 1]]
     model = fine_tuned(token_types=num_types)
     assert model.token_types(torch.tensor([[0, 5, 2, 2, 7, 8, 2]])).tolist() == [[0, 0, 0, 1, 1, 1, 1]]
     # Type 1 moves the states of a pair; a single text has type 0 alone, so row 1 does not matter.
     single = torch.tensor([[0, 5, 6, 2]])
-    before = model.extract_features(single), model.extract_features(tokens())
+    before = model.extract_features(single), model.extract_features(TOKENS)
     with torch.no_grad():
         model.encoder.embed_token_types.weight[1] += torch.randn(AMOS_SETTINGS["encoder_embed_dim"])
     torch.testing.assert_close(model.extract_features(single), before[0], rtol=0, atol=0)
-    assert (model.extract_features(tokens()) - before[1]).abs().max() > 1e-3
+    assert (model.extract_features(TOKENS) - before[1]).abs().max() > 1e-3

@@ -18,6 +18,7 @@ from amos_fairseq.functional.attention import (
     window_attention,
 )
 from amos_fairseq.functional.positions import rotate_queries_and_keys, rotation
+from amos_fairseq.hugging_face.weights import Head, to_hugging_face
 from amos_fairseq.models.electric import TwoTower
 from amos_fairseq.modules.encoder import initialize, share_bottom, with_layers
 from amos_fairseq.modules.modern_encoder import CUTOFF, ModernBertEncoder
@@ -41,20 +42,6 @@ def encoder(**settings) -> ModernBertEncoder:
     return module.double()
 
 
-def their_name(ours: str) -> str:
-    for old, new in (
-        ("embedding_norm.", "embeddings.norm."),
-        ("attention_norm.", "attn_norm."),
-        ("attention.query_key_value.", "attn.Wqkv."),
-        ("attention.output.", "attn.Wo."),
-        ("ffn_norm.", "mlp_norm."),
-        ("ffn_in.", "mlp.Wi."),
-        ("ffn_out.", "mlp.Wo."),
-    ):
-        ours = ours.replace(old, new)
-    return ours
-
-
 def hugging_face(module: ModernBertEncoder) -> ModernBertModel:
     """The same weights in float64. Hugging Face rotates in float32 even then."""
     shape = module.shape
@@ -70,10 +57,14 @@ def hugging_face(module: ModernBertEncoder) -> ModernBertModel:
         attn_implementation="sdpa",
     )
     theirs = ModernBertModel(config).double().eval()
-    state = {"embeddings.tok_embeddings.weight": torch.zeros(8, shape.width, dtype=torch.float64)}
-    state |= {their_name(name): tensor.clone() for name, tensor in module.state_dict().items()}
-    theirs.load_state_dict(state)
+    theirs.load_state_dict(by_their_names(module.state_dict(), theirs.embeddings.tok_embeddings.weight.detach()))
     return theirs
+
+
+def by_their_names(tensors: dict[str, Tensor], embedding: Tensor) -> dict[str, Tensor]:
+    """``amos export`` names the tensors of an encoder and the token embeddings, which it does not have here."""
+    tensors = {f"encoder.{name}": tensor.clone() for name, tensor in tensors.items()}
+    return to_hugging_face("modernbert", Head.NONE, tensors | {"embed_tokens.weight": embedding})
 
 
 def both(module: ModernBertEncoder, length: int, padded: int) -> tuple[list[Tensor], list[Tensor]]:
@@ -90,10 +81,10 @@ def both(module: ModernBertEncoder, length: int, padded: int) -> tuple[list[Tens
             states = theirs(inputs_embeds=embeddings, attention_mask=real.long()).last_hidden_state
         (states[real] ** 3).sum().backward()
         found.append([states[real].detach(), embeddings.grad])
-    gradients = {name: parameter.grad for name, parameter in theirs.named_parameters()}
-    names = [name for name, _ in module.named_parameters()]
-    ours = [parameter.grad for parameter in module.parameters()]
-    return found[0] + ours, found[1] + [gradients[their_name(name)] for name in names]
+    expected = {name: parameter.grad for name, parameter in theirs.named_parameters() if parameter.grad is not None}
+    ours = by_their_names({name: parameter.grad for name, parameter in module.named_parameters()}, torch.zeros(8))
+    assert len(expected) == len(ours) - 1
+    return found[0] + [ours[name] for name in expected], found[1] + list(expected.values())
 
 
 @pytest.mark.parametrize("length", LENGTHS)
