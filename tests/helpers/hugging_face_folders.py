@@ -12,7 +12,7 @@ from typing import Any
 import tokenizers
 import torch
 import transformers
-from tokenizers import models, normalizers, pre_tokenizers, trainers
+from tokenizer_text import learn
 from torch import Tensor, nn
 
 from amos_fairseq.checkpoints.read import LoadedCheckpoint
@@ -34,44 +34,17 @@ def write_tokenizer(folder: Path, family: str) -> tokenizers.Tokenizer:
     """WordPiece of some 120 pieces, byte-level BPE for RoBERTa, unigrams for XLM-R: ``tokenizer.json`` and the names of its
     special tokens."""
     special = SPECIAL_TOKENS[family]
-    if family == "roberta":
-        tokenizer = tokenizers.Tokenizer(models.BPE())
-        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-        trainer: Any = trainers.BpeTrainer(
-            vocab_size=400,
-            special_tokens=list(special.values()),
-            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-            show_progress=False,
-        )
-    elif family == "xlm-roberta":
-        tokenizer = tokenizers.Tokenizer(models.Unigram())
-        tokenizer.normalizer = normalizers.NFKC()
-        tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-            [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()]
-        )
-        trainer = trainers.UnigramTrainer(
-            vocab_size=120, special_tokens=list(special.values()), unk_token=special["unk"], show_progress=False
-        )
-    else:
-        tokenizer, trainer = wordpiece(special, 120)
-    tokenizer.train_from_iterator(LINES, trainer)
+    kind = {"roberta": "bytes", "xlm-roberta": "unigram of words"}.get(family, "wordpiece")
+    tokenizer = learn(kind, [*special.values()], 400 if family == "roberta" else 120, LINES)
     names = {f"{role}_token": token for role, token in special.items()}
     folder.mkdir(parents=True)
     transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names).save_pretrained(folder)
     return tokenizer
 
 
-def wordpiece(special: dict[str, str], size: int) -> tuple[tokenizers.Tokenizer, trainers.WordPieceTrainer]:
-    tokenizer = tokenizers.Tokenizer(models.WordPiece(unk_token=special["unk"]))
-    tokenizer.normalizer, tokenizer.pre_tokenizer = normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()
-    symbols = list(special.values())
-    return tokenizer, trainers.WordPieceTrainer(vocab_size=size, special_tokens=symbols, show_progress=False)
-
-
 def train_wordpiece(folder: Path, lines: list[str]) -> tokenizers.Tokenizer:
     """WordPiece of BERT's kind, trained on ``lines``: a bare ``folder/tokenizer.json``."""
-    tokenizer, trainer = wordpiece(_BRACKETS, 150)
-    tokenizer.train_from_iterator(lines, trainer)
+    tokenizer = learn("wordpiece", [*_BRACKETS.values()], 150, lines)
     folder.mkdir()
     tokenizer.save(str(folder / "tokenizer.json"))
     return tokenizer

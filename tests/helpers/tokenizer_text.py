@@ -4,7 +4,7 @@ import io
 import random
 import re
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -110,36 +110,51 @@ def small_tokenizer_of_kind(directory: Path, kind: str) -> Tokenizer:
     return load_tokenizer(hugging_face_directory(directory / "tokenizer", kind, sample))
 
 
+def learn(kind: str, special: Sequence[str], size: int, lines: Iterable[str]) -> tokenizers.Tokenizer:
+    """A tokenizer of Hugging Face's library: WordPiece of BERT's kind, BPE of bytes, unigrams, or BPE of any characters."""
+    unknown = next(token for token in special if "unk" in token.lower())
+    settings: dict[str, Any] = {"vocab_size": size, "special_tokens": list(special), "show_progress": False}
+    trainer: Any
+    if kind == "wordpiece":
+        library, trainer = (
+            tokenizers.Tokenizer(models.WordPiece(unk_token=unknown)),
+            trainers.WordPieceTrainer(**settings),
+        )
+        library.normalizer, library.pre_tokenizer = normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()
+    elif kind.endswith("bytes"):
+        library, alphabet = tokenizers.Tokenizer(models.BPE()), pre_tokenizers.ByteLevel.alphabet()
+        library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=kind == "prefixed bytes")
+        trainer = trainers.BpeTrainer(initial_alphabet=alphabet, **settings)
+    elif kind.startswith("unigram"):
+        library, trainer = (
+            tokenizers.Tokenizer(models.Unigram()),
+            trainers.UnigramTrainer(unk_token=unknown, **settings),
+        )
+        library.pre_tokenizer = pre_tokenizers.Metaspace()
+        if kind == "unigram of words":
+            library.normalizer = normalizers.NFKC()
+            parts = [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()]
+            library.pre_tokenizer = pre_tokenizers.Sequence(parts)
+    else:  # pieces with spaces inside, as a model without pre-tokenizer learns them
+        library, trainer = tokenizers.Tokenizer(models.BPE(unk_token=unknown)), trainers.BpeTrainer(**settings)
+    library.train_from_iterator(lines, trainer)
+    return library
+
+
 def hugging_face_directory(directory: Path, kind: str, sample: Path) -> Path:
     """A small tokenizer of the given model, as Hugging Face's library writes it."""
-    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    special, size = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"], 500 if kind.endswith("bytes") else 300
     if kind in ("bytes", "prefixed bytes", "unigram"):
         special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
-    settings = {"vocab_size": 300, "special_tokens": special, "show_progress": False}
-    lines = sample.read_text(encoding="utf-8").split("\n")
-    if kind == "wordpiece":
-        learner = tokenizers.Tokenizer(models.WordPiece(unk_token="[UNK]"))
-        learner.normalizer, learner.pre_tokenizer = normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()
-        learner.decoder = decoders.WordPiece()
-        trainer = trainers.WordPieceTrainer(**settings)
-    elif kind.endswith("bytes"):
-        learner = tokenizers.Tokenizer(models.BPE())
-        learner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=kind == "prefixed bytes")
-        learner.decoder = decoders.ByteLevel()
-        settings |= {"vocab_size": 500, "initial_alphabet": pre_tokenizers.ByteLevel.alphabet()}
-        trainer = trainers.BpeTrainer(**settings)
-    elif kind == "unigram":
-        learner = tokenizers.Tokenizer(models.Unigram())
-        learner.pre_tokenizer, learner.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
-        trainer = trainers.UnigramTrainer(unk_token="<unk>", **settings)
-    else:  # pieces with spaces inside, as a model without pre-tokenizer learns them
-        learner = tokenizers.Tokenizer(models.BPE(unk_token="[UNK]"))
-        trainer = trainers.BpeTrainer(**settings)
-    learner.train_from_iterator(lines, trainer)
-    learner.enable_truncation(8)
-    learner.enable_padding(length=8)
+    library = learn(kind, special, size, sample.read_text(encoding="utf-8").split("\n"))
+    kinds = {"wordpiece": decoders.WordPiece, "unigram": decoders.Metaspace}
+    kinds |= dict.fromkeys(("bytes", "prefixed bytes"), decoders.ByteLevel)
+    if kind in kinds:
+        library.decoder = kinds[kind]()
+    library.enable_truncation(8)
+    library.enable_padding(length=8)
     directory.mkdir()
-    learner.save(str(directory / "tokenizer.json"))
+    library.save(str(directory / "tokenizer.json"))
     return directory
 
 

@@ -3,7 +3,6 @@
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -15,9 +14,8 @@ from hugging_face_folders import LINES, write_tokenizer
 from safetensors.torch import load_file, save_file
 from saved_models import UPDATES, small_tokenizer, write_run
 from small_models import MODERN
-from tokenizer_text import ALPHABETS, HOSTILE, random_texts, word_level_directory
+from tokenizer_text import ALPHABETS, HOSTILE, learn, random_texts, word_level_directory
 from tokenizers import Tokenizer as Library
-from tokenizers import models, pre_tokenizers, trainers
 
 from amos_fairseq.checkpoints.read import load_checkpoint
 from amos_fairseq.cli.main import main
@@ -351,34 +349,12 @@ def test_imported_tokenizers_keep_their_ids(family, tmp_path):
     assert exported.encode(text).ids[1:-1] == library.encode(text, add_special_tokens=False).ids
 
 
-SETTINGS = {"special_tokens": ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"], "show_progress": False}
-
-
-def unigram_folder(folder: Path) -> None:
-    """A model whose vocabulary is a list, in which the position is the id."""
-    trainer = trainers.UnigramTrainer(vocab_size=90, unk_token="[UNK]", **SETTINGS)
-    save_learned(folder, models.Unigram(), pre_tokenizers.Metaspace(), trainer)
-
-
-def byte_level_folder(folder: Path) -> None:
-    """A tokenizer that is exported with two post-processors."""
-    pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    trainer = trainers.BpeTrainer(vocab_size=300, initial_alphabet=pre_tokenizer.alphabet(), **SETTINGS)
-    save_learned(folder, models.BPE(), pre_tokenizer, trainer)
-
-
-def save_learned(folder: Path, model: Any, pre_tokenizer: Any, trainer: Any) -> None:
-    library = Library(model)
-    library.pre_tokenizer = pre_tokenizer
-    library.train_from_iterator(LINES, trainer)
-    folder.mkdir()
-    library.save(str(folder / "tokenizer.json"))
-
-
-@pytest.mark.parametrize("write", [lambda folder: write_tokenizer(folder, "bert"), unigram_folder, byte_level_folder])
-def test_padding_moves_to_id_1_and_nothing_else_changes(write, tmp_path):
-    write(tmp_path / "folder")
-    tokenizer = load_tokenizer(tmp_path / "folder")
+@pytest.mark.parametrize(("kind", "size"), [("wordpiece", 120), ("unigram", 90), ("bytes", 300)])
+def test_padding_moves_to_id_1_and_nothing_else_changes(kind, size, tmp_path):
+    """The vocabulary of unigrams is a list, in which the position is the id; bytes are exported with two post-processors."""
+    library = learn(kind, ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"], size, LINES)
+    library.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = load_tokenizer(tmp_path)
     before, ids = exported_tokenizer(tokenizer), row_map(tokenizer)
     after, moved = with_padding_at_1(before, "[PAD]", ids)
     assert (before.token_to_id("[PAD]"), after.token_to_id("[PAD]")) == (0, 1)
