@@ -17,11 +17,8 @@ from frequencies import FALSE_ALARM, chi_square_p
 from scipy import stats
 from small_models import small_amos
 from torch import Tensor, library
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.nn.functional import cross_entropy
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
-from training_step import LiveBytes
 from triton_interpreter import interpreted
 
 from amos_fairseq.functional import output_layer, sampling
@@ -30,7 +27,10 @@ from amos_fairseq.functional.sampling import (
     ReplacementAndNegativeSampler,
     ReplacementSampler,
 )
-from amos_fairseq.modules.mixture import Adversary, OutputLayerWeights, predict_chunked
+from amos_fairseq.modules.mixture import predict_chunked
+from tests.functional import test_output_layer_memory as base_model
+from tests.functional.test_output_layer import at_once as by_definition
+from tests.functional.test_output_layer import with_gradients
 
 if find_spec("triton") is None:
     pytest.skip("Triton is not installed", allow_module_level=True)
@@ -67,17 +67,6 @@ def positions_at_once(monkeypatch: pytest.MonkeyPatch, kernels: ModuleType, coun
     monkeypatch.setattr(kernels, "CHUNK_BYTES", count * len(hidden) * len(weight) * weight.element_size())
 
 
-def by_definition(hidden: Tensor, weight: Tensor, biases: Tensor, targets: Tensor) -> Tensor:
-    logits = hidden @ weight.T + biases.unsqueeze(1)
-    return cross_entropy(logits.flatten(0, 1), targets.repeat(len(hidden)), reduction="none").view(len(hidden), -1)
-
-
-def with_gradients(leaves: list[Tensor], nll: Tensor) -> list[Tensor]:
-    """Of a sum in which every position and depth has its own weight."""
-    weights = torch.randn(nll.shape, generator=torch.Generator().manual_seed(1)).to(nll.dtype)
-    return [nll.detach(), *torch.autograd.grad((nll * weights).sum(), leaves)]
-
-
 CASES = [
     # depths, biases, positions, positions of a chunk, rows, whether it samples
     (1, 1, 1, 1, 1, False),
@@ -111,7 +100,7 @@ def test_values_and_gradients(
         unsampled = torch.tensor([0, 1, num_rows - 1])
     prediction = triton_layer(*leaves, targets, unsampled, sampler)
     doubles = [leaf.detach().double().requires_grad_() for leaf in leaves]
-    expected = with_gradients(doubles, by_definition(*doubles, targets))
+    expected = with_gradients(doubles, by_definition(*doubles, targets)[0])
     assert prediction.nll.dtype == torch.float32
     found = with_gradients(leaves, prediction.nll)
     for got, exact, leaf in zip(found, expected, [prediction.nll, *leaves], strict=True):
@@ -377,22 +366,11 @@ def test_no_chunk_is_copied_to_float32_at_the_sizes_of_a_base_model(kernels) -> 
     and the weights of the 4 positions whose lost mass is measured. At most 0.58 GiB live at once, one chunk of logits among
     them; all logits would be 0.45 GiB in bfloat16 and 0.90 in float32.
     """
-    B, M, K, width, V = 32, 77, 3, 768, 32_768
-    with FakeTensorMode():
-
-        def leaf(*shape: int, of: torch.dtype = torch.bfloat16) -> Tensor:
-            return torch.empty(*shape, dtype=of, requires_grad=True)
-
-        hidden, embedding, bias = [leaf(B, M, width) for _ in range(K)], leaf(V, width), leaf(1, V)
-        gamma, originals = leaf(B, M, K, of=torch.float32), torch.empty(B, M, dtype=torch.int64)
-        unsampled = torch.empty(69, dtype=torch.int64)
-        rows = OutputLayerWeights(embedding, bias, unsampled, embedding.detach(), with_triton=True)
-        with LiveBytes() as live, Float32Tensors() as made:
-            prediction = predict_chunked(hidden, gamma, originals, rows, Adversary(0.3, 0.0, 128))
-            (prediction.nll.sum() + prediction.adversarial_term.float().sum()).backward()
+    made = Float32Tensors()
+    live = base_model.forward_and_backward(predict_chunked, torch.bfloat16, 128, True, made)
     assert 0.9 * kernels.CHUNK_BYTES < live.largest <= kernels.CHUNK_BYTES
     # A chunk has 1,232 positions of 3 depths; not even one depth of it is there in float32.
-    assert max(math.prod(shape) for shape in made.shapes) == V * width < 1_232 * V
+    assert max(math.prod(shape) for shape in made.shapes) == base_model.V * base_model.E < 1_232 * base_model.V
     assert live.peak < 0.6 * 2**30
 
 

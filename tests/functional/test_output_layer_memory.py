@@ -1,6 +1,8 @@
 """Memory of the output layer at the sizes of a base model, on tensors without values."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
 
 import pytest
 import torch
@@ -14,8 +16,10 @@ from amos_fairseq.modules.mixture import Adversary, OutputLayerWeights, predict_
 B, M, K, E, V = 32, 77, 3, 768, 32_768
 
 
-def forward_and_backward(predict: Callable, dtype: torch.dtype, num_entries: int) -> LiveBytes:
-    """The loss of all depths, a sample of their mixture, and the gradients of both."""
+def forward_and_backward(
+    predict: Callable, dtype: torch.dtype, num_entries: int, with_triton: bool = False, more: Any = None
+) -> LiveBytes:
+    """The loss of all depths, a sample of their mixture, and the gradients of both; in the context ``more``."""
     with FakeTensorMode():
 
         def leaf(*shape: int, of: torch.dtype = dtype) -> torch.Tensor:
@@ -24,8 +28,8 @@ def forward_and_backward(predict: Callable, dtype: torch.dtype, num_entries: int
         hidden, embedding, bias = [leaf(B, M, E) for _ in range(K)], leaf(V, E), leaf(1, V)
         gamma, originals = leaf(B, M, K, of=torch.float32), torch.empty(B, M, dtype=torch.int64)
         unsampled = torch.empty(69, dtype=torch.int64)
-        rows = OutputLayerWeights(embedding, bias, unsampled, embedding.detach())
-        with LiveBytes() as live:
+        rows = OutputLayerWeights(embedding, bias, unsampled, embedding.detach(), with_triton)
+        with LiveBytes() as live, more or nullcontext():
             predictions = predict(hidden, gamma, originals, rows, Adversary(0.3, 0.0, num_entries))
             (predictions.nll.sum() + predictions.adversarial_term.float().sum()).backward()
     assert embedding.grad is not None

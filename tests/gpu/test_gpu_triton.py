@@ -14,11 +14,13 @@ from triton_interpreter import attention_by_definition
 from amos_fairseq.functional.attention import ToeplitzBias
 from amos_fairseq.modules.bert_encoder import BertEncoder
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-    pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed"),
-]
+if find_spec("triton") is None:
+    pytest.skip("Triton is not installed", allow_module_level=True)
+
+from amos_fairseq.functional.cuda import launches
+from amos_fairseq.functional.cuda.attention import triton_attention
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
 B, H = 3, 4
 # Scores, weights and gradients are rounded to 11 and 8 bits.
@@ -52,8 +54,6 @@ def assert_close_norms(got: Sequence[Tensor], expected: Sequence[Tensor], tolera
 def test_matches_the_reference_in_float64(
     length: int, width: int, side: str, has_padding: bool, dtype: torch.dtype
 ) -> None:
-    from amos_fairseq.functional.cuda.attention import triton_attention
-
     heads, values, padding = random_inputs(length, width, dtype)
     out = triton_attention(heads, values, padding if has_padding else None, side)
     exact_leaves = [leaf.detach().double().requires_grad_() for leaf in (heads, values)]
@@ -70,8 +70,6 @@ def test_matches_the_reference_in_float64(
 @pytest.mark.parametrize(("length", "num_positions"), [(1, 1), (128, 20), (200, 77), (512, 130)])
 def test_queries_at_positions_equal_those_of_all_tokens(length: int, num_positions: int, dtype: torch.dtype) -> None:
     """One position is given eight times; its gradient is the sum."""
-    from amos_fairseq.functional.cuda.attention import triton_attention
-
     heads, values, padding = random_inputs(length, 64, dtype)
     positions = torch.randint((length + 1) // 2, (B, num_positions), device="cuda")
     positions[:, :8] = positions[:, :1]
@@ -87,8 +85,6 @@ def test_queries_at_positions_equal_those_of_all_tokens(length: int, num_positio
 @pytest.mark.parametrize("length", [128, 200])
 def test_the_same_seed_gives_the_same_bits(length: int) -> None:
     """With dropout, 20 times, also at one position that is given eight times: sums in a fixed order, no atomic additions."""
-    from amos_fairseq.functional.cuda.attention import triton_attention
-
     heads, values, padding = random_inputs(length, 64, torch.bfloat16)
     repeated = torch.full((B, 8), 3, device="cuda")
     results = []
@@ -102,8 +98,6 @@ def test_the_same_seed_gives_the_same_bits(length: int) -> None:
 
 def test_dropout_in_both_passes_and_its_share() -> None:
     """With fixed weights the output is linear in v; half of the weights remain, within five standard errors."""
-    from amos_fairseq.functional.cuda.attention import triton_attention
-
     heads, values, _ = random_inputs(256, 64, torch.bfloat16)
     out = triton_attention(heads, values, None, "all", 0.5)
     assert not torch.equal(out, triton_attention(heads, values, None, "all", 0.5))
@@ -148,8 +142,6 @@ ODD = sweep.Sizes(2, 130, 2, 64, 3, 3, 1000, 9, 20)  # fills no tile
 @pytest.mark.parametrize("start", sweep.WORKLOADS)
 def test_tuned_launches_compute_what_the_defaults_compute(start: str) -> None:
     """At lengths that fill no tile; the defaults must fit into the shared memory of any GPU since Ampere."""
-    from amos_fairseq.functional.cuda import launches
-
     for kernel in (name for name in launches.KERNELS if name.startswith(start)):
         width, _ = sweep.width_and_default(kernel, ODD, CUDA)
         with sweep.launched_with(kernel, launches.default_launch(kernel, width)):

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from amos_fairseq.checkpoints.read import LoadedCheckpoint
 from amos_fairseq.cli.main import main
+from amos_fairseq.models.pretraining import PretrainingBatch, PretrainingModel
 
 LINES = [f"the quick brown fox number {i} jumps over {i * 7} lazy dogs, doesn't it?" for i in range(40)]
 # In the order of the ids in the families' own vocabularies.
@@ -108,6 +109,12 @@ def padded_tokens(pretrained: LoadedCheckpoint) -> Tensor:
     for row, length in enumerate(lengths):
         tokens[row, :length] = torch.randint(3, len(pretrained.dictionary), (length,), generator=generator)
     return tokens
+
+
+def predicted_everywhere(model: PretrainingModel, tokens: Tensor) -> Tensor:
+    """Logits [K,B,T,V] of every depth at every position."""
+    everywhere = torch.arange(tokens.size(1)).expand_as(tokens)
+    return model.predict_logits(PretrainingBatch(tokens, tokens, everywhere, torch.ones(tokens.shape)))[0]
 
 
 def assert_close(ours: Tensor, theirs: Tensor) -> None:

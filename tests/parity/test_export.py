@@ -8,16 +8,14 @@ import pytest
 import torch
 import transformers
 from failures import error_line
-from hugging_face_folders import LONGEST, assert_close, export, outputs, padded_tokens
+from hugging_face_folders import assert_close, export, outputs, padded_tokens, predicted_everywhere
 from safetensors.torch import load_file
 from saved_models import write_run
 from small_models import MODERN
-from torch import Tensor
 
 import amos_fairseq
 from amos_fairseq.checkpoints.read import LoadedCheckpoint, load_checkpoint
 from amos_fairseq.cli.main import main
-from amos_fairseq.models.pretraining import PretrainingBatch
 
 
 def exported(tmp_path: Path, settings: dict, *flags: str, check: bool = False) -> tuple[LoadedCheckpoint, Path, dict]:
@@ -25,13 +23,6 @@ def exported(tmp_path: Path, settings: dict, *flags: str, check: bool = False) -
     pretrained = load_checkpoint(write_run(tmp_path / "run", **settings))
     export(tmp_path / "run", tmp_path / "out", *flags, check=check)
     return pretrained, tmp_path / "out", json.loads((tmp_path / "out" / "config.json").read_text())
-
-
-def predicted_everywhere(pretrained: LoadedCheckpoint, tokens: Tensor) -> Tensor:
-    """Logits [K,B,T,V] of every depth at every position, without the padding rows of the vocabulary."""
-    everywhere = torch.arange(LONGEST).expand_as(tokens)
-    logits, _ = pretrained.model.predict_logits(PretrainingBatch(tokens, tokens, everywhere, tokens.ne(1)))
-    return torch.stack(list(logits))[..., : len(pretrained.dictionary)]
 
 
 ABSOLUTE = {"relative_position_scheme": "none"}
@@ -100,7 +91,8 @@ def test_masked_language_model(name, tmp_path):
     assert (config["architectures"], config["num_hidden_layers"]) == ([class_name], num_layers)
     tokens = padded_tokens(pretrained)
     real = tokens.ne(1)
-    ours = predicted_everywhere(pretrained, tokens)[pretrained.model.depth_names.index(depth) if depth else -1]
+    logits = predicted_everywhere(pretrained.model, tokens)[..., : len(pretrained.dictionary)]
+    ours = logits[pretrained.model.depth_names.index(depth) if depth else -1]
     assert_close(ours[real], outputs(out, "AutoModelForMaskedLM", tokens).logits[real])
     if objective == "mlm":
         states = outputs(out, "AutoModel", tokens).last_hidden_state

@@ -11,14 +11,13 @@ import pytest
 import sentencepiece
 import torch
 import transformers
-from hugging_face_folders import TOLERANCE, write_electra, write_model
+from hugging_face_folders import TOLERANCE, predicted_everywhere, write_electra, write_model
 from safetensors.torch import load_file
 from saved_models import write_run
 from tokenizer_text import SPLIT_LINES, train_bpe
 
 from amos_fairseq.checkpoints.read import load_checkpoint
 from amos_fairseq.cli.main import main
-from amos_fairseq.models.pretraining import PretrainingBatch
 from amos_fairseq.text.tokenization.microsoft_tokenizer import MicrosoftAmosTokenizer
 
 TEXT = "the quick brown fox, 14 lazy dogs!"
@@ -180,7 +179,5 @@ def test_heads_on_released_positions(released, part):
     if part == "discriminator":
         ours, logits = model.detection_head(model.extract_features(tokens))[real], logits[:, 1] - logits[:, 0]
     else:
-        everywhere = torch.arange(150).expand_as(tokens)
-        predicted = model.predict_logits(PretrainingBatch(tokens, tokens, everywhere, real))[0][-1]
-        ours = predicted[real][:, : len(pretrained.dictionary)]
+        ours = predicted_everywhere(model, tokens)[-1][real][:, : len(pretrained.dictionary)]
     assert (ours - logits).abs().max() < TOLERANCE * ours.abs().max()

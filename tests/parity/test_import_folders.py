@@ -7,16 +7,14 @@ import pytest
 import torch
 import transformers
 from failures import error_line
-from hugging_face_folders import POSITIONS, SPECIAL_TOKENS, TOLERANCE, write_electra, write_model
+from hugging_face_folders import POSITIONS, SPECIAL_TOKENS, TOLERANCE, predicted_everywhere, write_electra, write_model
 from safetensors.torch import load_file, save_file
 from tokenizers.processors import TemplateProcessing
-from torch import Tensor
 
 import amos_fairseq
 from amos_fairseq.checkpoints.read import load_checkpoint, read_state
 from amos_fairseq.cli.main import main
 from amos_fairseq.hugging_face.imported import configuration
-from amos_fairseq.models.pretraining import PretrainingBatch, PretrainingModel
 from amos_fairseq.recipes.composition import compose_recipe
 from amos_fairseq.text.tokenization import load_tokenizer
 from amos_fairseq.text.tokenization.fast_tokenizer import row_map
@@ -60,12 +58,6 @@ def checkpoints(folders) -> dict[str, Path]:
     return files
 
 
-def predicted_everywhere(model: PretrainingModel, rows: Tensor) -> Tensor:
-    """Logits [B,T,rows] of the last depth at every position."""
-    everywhere = torch.arange(rows.size(1)).expand_as(rows)
-    return model.predict_logits(PretrainingBatch(rows, rows, everywhere, torch.ones(rows.shape)))[0][-1]
-
-
 @pytest.mark.slow
 @torch.no_grad()
 @pytest.mark.parametrize("family", CLASSES)
@@ -93,7 +85,7 @@ def test_states_and_predictions_of_padded_texts_agree(family, folders, checkpoin
     assert read_state(pretrained.file)["cfg"]["model"]["_name"] == name
     ids, theirs = row_map(pretrained.tokenizer), transformers.AutoModelForMaskedLM.from_pretrained(folders / family)
     expected = theirs.eval()(batch.input_ids, attention_mask=batch.attention_mask).logits[..., ids].log_softmax(-1)
-    ours = predicted_everywhere(pretrained.model, rows).log_softmax(-1)[..., : len(ids)]
+    ours = predicted_everywhere(pretrained.model, rows)[-1].log_softmax(-1)[..., : len(ids)]
     assert (ours[real] - expected[real]).abs().max() < TOLERANCE * expected[real].abs().max()
 
 
@@ -135,7 +127,7 @@ def test_electra_keeps_its_generator_and_its_detection_head(folders, checkpoints
     rows = pretrained.tokens(TEXTS[0])[None]
     generator = transformers.ElectraForMaskedLM.from_pretrained(folders / "generator").eval()
     logits = generator(ids[rows]).logits[..., ids]  # without the rows that no token has
-    ours = predicted_everywhere(model, rows).log_softmax(-1)
+    ours = predicted_everywhere(model, rows)[-1].log_softmax(-1)
     torch.testing.assert_close(ours[..., : len(ids)], logits.log_softmax(-1), rtol=0, atol=1e-4)  # of values up to 20
     discriminator = transformers.ElectraForPreTraining.from_pretrained(folders / "electra").eval()
     detected = model.detection_head(model.discriminator(model.embed_tokens(rows))[-1])
