@@ -119,14 +119,10 @@ def test_sections_of_a_namespace_are_read_as_dictionaries(save_dir):
     """As fairseq saves the settings of a run with flags in "args"."""
     state = torch.load(save_dir / "checkpoint_last.pt", weights_only=True)
     expected = load_checkpoint(save_dir)
-    state["cfg"] = {name: as_namespace(section) for name, section in state["cfg"].items()}
+    state["cfg"] = {name: argparse.Namespace(**section) for name, section in state["cfg"].items()}
     torch.save(state, save_dir / "other.pt")
     loaded = load_checkpoint(save_dir / "other.pt")
     assert (loaded.task, loaded.criterion, loaded.separator) == (expected.task, expected.criterion, None)
-
-
-def as_namespace(section: object) -> object:
-    return argparse.Namespace(**section) if isinstance(section, dict) else section
 
 
 @pytest.mark.parametrize("objective", ["electra", "amos"])

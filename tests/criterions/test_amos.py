@@ -9,6 +9,7 @@ import torch
 from fairseq.logging import metrics
 from sklearn.metrics import roc_auc_score
 from small_models import amos_criterion, batch_of, logged, random_replaced, small_amos, small_batch
+from torch.utils._pytree import tree_leaves
 
 from amos_fairseq.criterions.amos import AmosCriterion
 from amos_fairseq.models.amos import AmosOutput
@@ -117,14 +118,6 @@ def test_logged_values_by_hand():
     assert got["rtd_loss"] == pytest.approx(-right.log().mean().item(), abs=1e-4)
 
 
-def scalars(value: object) -> list:
-    if isinstance(value, dict):
-        return [leaf for item in value.values() for leaf in scalars(item)]
-    if isinstance(value, (list, tuple)):
-        return [leaf for item in value for leaf in scalars(item)]
-    return [value]
-
-
 def test_state_of_the_metrics_holds_plain_numbers_and_loads_safely(tmp_path):
     """A numpy scalar in a checkpoint cannot be loaded with weights_only."""
     metrics.reset()
@@ -132,7 +125,7 @@ def test_state_of_the_metrics_holds_plain_numbers_and_loads_safely(tmp_path):
         for seed in range(2):
             AmosCriterion.reduce_metrics([amos_criterion()(small_amos(), small_batch(seed=seed))[2]])
     state = metrics.state_dict()
-    kinds = {type(leaf) for leaf in scalars(state)}
+    kinds = set(map(type, tree_leaves(state)))
     assert kinds <= {int, float, str, bool, torch.Tensor, type(None)}
     torch.save(state, tmp_path / "metrics.pt")
     torch.load(tmp_path / "metrics.pt", weights_only=True)

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from small_models import encoder_config, modern_config
+from small_models import build_encoder, encoder_config, modern_config
 from torch import Tensor
 
 from amos_fairseq.functional.attention import PackedKeys
 from amos_fairseq.functional.positions import add_at_positions, gather_positions, pack_lengths, replace_positions
 from amos_fairseq.modules import modern_encoder
-from amos_fairseq.modules.encoder import TransformerConfig, TransformerEncoder
+from amos_fairseq.modules.encoder import TransformerEncoder
 
 # Two sequences, three slots; the second sequence has one masked position and two padded slots.
 POSITIONS = torch.tensor([[1, 2, 5], [4, 0, 0]])
@@ -84,18 +84,9 @@ def test_full_batches_are_not_packed() -> None:
 def test_lengths_that_do_not_fit_are_refused(lengths: list[int]) -> None:
     with pytest.raises(ValueError, match="2 lengths from 1 to 4 expected"):
         pack_lengths(lengths, (2, 4), CPU)
-    module = build(modern_config())
+    module = build_encoder(modern_config())
     with pytest.raises(ValueError, match="give lengths or last_positions, not both"):
         module(torch.zeros(2, 4, 8).double(), lengths=[4, 3], last_positions=torch.zeros(2, 1, dtype=torch.int64))
-
-
-def build(config: TransformerConfig) -> TransformerEncoder:
-    torch.manual_seed(0)
-    module = config.build().double()
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.normal_(1.0 if parameter.ndim == 1 else 0.0, 0.3)
-    return module
 
 
 def results(module: TransformerEncoder, lengths: list[int], *, is_packed: bool, **arguments: Any) -> list[Tensor]:
@@ -131,7 +122,7 @@ CONFIGURATIONS = {
 
 @pytest.mark.parametrize("name", CONFIGURATIONS)
 def test_packed_layers_compute_what_padded_ones_do(name: str) -> None:
-    module = build(CONFIGURATIONS[name])
+    module = build_encoder(CONFIGURATIONS[name])
     expected, got = (results(module, LENGTHS, is_packed=is_packed) for is_packed in (False, True))
     assert len(got) == len(expected) > 10
     torch.testing.assert_close(got, expected, **EXACT)
@@ -139,7 +130,7 @@ def test_packed_layers_compute_what_padded_ones_do(name: str) -> None:
 
 def test_token_types_are_packed_with_their_tokens() -> None:
     module, types = (
-        build(CONFIGURATIONS["absolute positions, token types"]),
+        build_encoder(CONFIGURATIONS["absolute positions, token types"]),
         (torch.arange(28) % 3 > 0).long().view(4, 7),
     )
     padded, packed = (results(module, LENGTHS, is_packed=packed, token_types=types) for packed in (False, True))
@@ -148,7 +139,7 @@ def test_token_types_are_packed_with_their_tokens() -> None:
 
 def test_local_attention_in_blocks() -> None:
     """40 tokens are 20 times the reach, beyond the length from which blocks are used."""
-    module = build(modern_config(local_attention=4))
+    module = build_encoder(modern_config(local_attention=4))
     expected, got = (results(module, [40, 13], is_packed=is_packed) for is_packed in (False, True))
     torch.testing.assert_close(got, expected, **EXACT)
 
@@ -172,7 +163,7 @@ def naive_varlen(heads: Tensor, keys: PackedKeys) -> Tensor:
 @pytest.mark.parametrize("lengths", [LENGTHS, [7, 7]], ids=["packed", "full"])
 def test_attention_that_takes_packed_sequences(side: str, lengths: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     """As on CUDA, with a definition in the place of the kernel: rotations, starts and windows."""
-    module = build(modern_config(local_attention=4, attends_to=side))
+    module = build_encoder(modern_config(local_attention=4, attends_to=side))
     expected = results(module, lengths, is_packed=False)
     calls = []
 
@@ -198,7 +189,7 @@ def test_attention_dropout_pads_the_scores(monkeypatch: pytest.MonkeyPatch) -> N
     """The kernel for packed sequences has no dropout."""
     asked = []
     monkeypatch.setattr(modern_encoder, "choose_backend", lambda *_, **others: asked.append(others) or "cpu")
-    module = build(modern_config(attention_dropout=0.1))
+    module = build_encoder(modern_config(attention_dropout=0.1))
     for is_training in (True, False):
         module.train(is_training)
         results(module, LENGTHS, is_packed=True)
@@ -207,7 +198,7 @@ def test_attention_dropout_pads_the_scores(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_the_reference_implementation_is_padded() -> None:
-    module, lengths = build(modern_config(kernels="reference")), [3, 2]
+    module, lengths = build_encoder(modern_config(kernels="reference")), [3, 2]
     embeddings, mask = torch.rand(2, 3, 8).double(), torch.arange(3) >= torch.tensor([[3], [2]])
     outputs = module(embeddings, lengths=lengths)
     assert outputs.packing is None

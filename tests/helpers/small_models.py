@@ -29,6 +29,7 @@ from amos_fairseq.models.mlm import MlmModel
 from amos_fairseq.models.teams import TeamsConfig, TeamsModel
 from amos_fairseq.modules import mixture as mixtures
 from amos_fairseq.modules.bert_encoder import BertEncoderConfig
+from amos_fairseq.modules.encoder import TransformerConfig, TransformerEncoder
 from amos_fairseq.modules.modern_encoder import ModernBertEncoderConfig
 
 NUM_TOKENS = 40  # ordinary tokens of the vocabulary: ids 4 to 43
@@ -143,6 +144,16 @@ def encoder_config(**settings: Any) -> BertEncoderConfig:
 def modern_config(**settings: Any) -> ModernBertEncoderConfig:
     """The configuration of a ModernBERT with four layers (global, local, local, global)."""
     return ModernBertEncoderConfig(**(WIDTH_8 | {"num_layers": 4, "max_positions": 1024} | settings))
+
+
+@torch.no_grad()
+def build_encoder(config: TransformerConfig) -> TransformerEncoder:
+    """An encoder in float64 with large weights; LayerNorms are random, too."""
+    torch.manual_seed(0)
+    module = config.build().double()
+    for parameter in module.parameters():
+        parameter.normal_(1.0 if parameter.ndim == 1 else 0.0, 0.3)
+    return module
 
 
 def build_randomized(

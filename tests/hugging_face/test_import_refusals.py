@@ -54,16 +54,6 @@ def modules(*kinds: str, path: str = "1_Pooling") -> Change:
     return text("modules.json", json.dumps([{"type": kind, "path": path if n else ""} for n, kind in enumerate(types)]))
 
 
-def replaced(name: str, make: Change) -> Change:
-    """Put something else in the place of a file."""
-
-    def change(folder: Path) -> None:
-        (folder / name).unlink(missing_ok=True)
-        make(folder / name)
-
-    return change
-
-
 def weights(change: Callable[[dict], dict], pickled: bool = False) -> Change:
     def write(folder: Path) -> None:
         file = folder / "model.safetensors"
@@ -87,6 +77,11 @@ def slow_tokenizer(folder: Path) -> None:
 def no_tokenizer(folder: Path) -> None:
     for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"):
         (folder / name).unlink(missing_ok=True)  # transformers 5 writes no special_tokens_map.json
+
+
+def pipe(folder: Path) -> None:
+    (folder / "tokenizer.json").unlink()
+    os.mkfifo(folder / "tokenizer.json")
 
 
 def cut(folder: Path) -> None:
@@ -124,7 +119,7 @@ REFUSED: dict[str, tuple[str, Change, str]] = {
     "modern layers": ("modernbert", config(layer_types=["sliding_attention"] * 2), "layer_types do not repeat"),
     "modern positions": ("modernbert", config(rope_parameters=ROPE), "rope_theta of sliding_attention is 0.0"),
     "config: deep": ("bert", text("config.json", DEEP), "config.json is nested"),
-    "tokenizer: pipe": ("bert", replaced("tokenizer.json", os.mkfifo), "tokenizer.json is a pipe"),
+    "tokenizer: pipe": ("bert", pipe, "tokenizer.json is a pipe"),
     "tokenizer settings: cut": ("bert", text("tokenizer_config.json", "{"), "tokenizer_config.json is not JSON"),
     "special token": ("bert", text("tokenizer_config.json", '{"cls_token": 5}'), "cls_token is 5"),
     "tokenizer class": ("bert", slow_tokenizer, "its tokenizer cannot be read"),

@@ -1,6 +1,7 @@
 """Archs: the papers' sizes, parameter counts, shared parameters of generators; choices from flags and from YAML."""
 
 import argparse
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -82,14 +83,6 @@ def test_two_tower_has_two_encoders_of_full_size_and_nothing_else() -> None:
     assert {name.split(".")[0] for name, _ in model.named_parameters()} == {"embed_tokens", "generator", "mlm_head"}
 
 
-def count(name: str) -> dict[str, int]:
-    parts: dict[str, int] = {}
-    for parameter_name, parameter in on_meta(AmosModel, name).named_parameters():
-        part = parameter_name.split(".")[0]
-        parts[part] = parts.get(part, 0) + parameter.numel()
-    return parts
-
-
 def layer_parameters(width: int, ffn: int) -> int:
     """Four D x D projections, two D x F ones, their biases, two LayerNorms."""
     return 4 * width * width + 2 * width * ffn + 4 * width + (ffn + width) + 4 * width
@@ -105,7 +98,10 @@ def test_amos_parameters(size: str) -> None:
     layers, width, ffn, heads = SIZES[size]
     depths = "1,2" if size == "tiny" else "4,6,8"
     assert arch(f"amos_{size}").generator_depths == depths
-    assert count(f"amos_{size}") == {
+    counts: Counter[str] = Counter()
+    for name, parameter in on_meta(AmosModel, f"amos_{size}").named_parameters():
+        counts[name.partition(".")[0]] += parameter.numel()
+    assert counts == {
         "embed_tokens": VOCABULARY.padded_size * width,
         "generators": encoder_parameters(int(depths[-1]), width, ffn, heads),
         "mlm_heads": width * width + width + 2 * width + VOCABULARY.padded_size,

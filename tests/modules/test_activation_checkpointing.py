@@ -45,16 +45,11 @@ def test_losses_and_gradients_are_the_same_bits(objective: str) -> None:
 B, T, D, HEADS = 4, 32, 32, 2
 
 
-def encoder(num_layers: int, recomputes: bool) -> BertEncoder:
-    torch.manual_seed(0)
-    sizes = {"num_layers": num_layers, "width": D, "ffn_width": 4 * D, "num_heads": HEADS, "max_positions": T}
-    settings = {"dropout": 0.1, "attention_dropout": 0.1, "activation_checkpointing": recomputes}
-    return BertEncoder(encoder_config(**sizes, **settings)).train()
-
-
 def bytes_of_a_step(num_layers: int, recomputes: bool) -> tuple[int, int]:
     """Kept between forward and backward pass, and the most at any moment, gradients included."""
-    module, embeddings = encoder(num_layers, recomputes), torch.randn(B, T, D)
+    sizes = {"num_layers": num_layers, "width": D, "ffn_width": 4 * D, "num_heads": HEADS, "max_positions": T}
+    settings = {"dropout": 0.1, "attention_dropout": 0.1, "activation_checkpointing": recomputes}
+    module, embeddings = BertEncoder(encoder_config(**sizes, **settings)).train(), torch.randn(B, T, D)
     with LiveBytes() as live:
         loss: Tensor = module(embeddings)[-1].sum()
         kept = live.now

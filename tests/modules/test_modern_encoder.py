@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from small_models import modern_config
+from small_models import build_encoder, modern_config
 from torch import Tensor
 from transformers import ModernBertConfig, ModernBertModel
 
@@ -30,16 +30,6 @@ LENGTHS = (1, 7, 64, 65, 66, 128, 129, 300, 600)
 
 def random(*shape: int, seed: int = 1, dtype: torch.dtype = torch.float64) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
-
-
-def encoder(**settings) -> ModernBertEncoder:
-    """Four layers: global, local, local, global. Weights are large, LayerNorms random."""
-    torch.manual_seed(0)
-    module = modern_config(**settings).build()
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.normal_(1.0 if parameter.ndim == 1 else 0.0, 0.3)
-    return module.double()
 
 
 def hugging_face(module: ModernBertEncoder) -> ModernBertModel:
@@ -91,7 +81,7 @@ def both(module: ModernBertEncoder, length: int, padded: int) -> tuple[list[Tens
 def test_values_and_gradients_equal_hugging_faces(length: int) -> None:
     """Relative to the largest of each tensor: the float32 angles and rotations of Hugging Face differ by 1e-7 each."""
     for padded in {0, min(3, length - 1), length // 2}:
-        for ours, theirs in zip(*both(encoder(), length, padded), strict=True):
+        for ours, theirs in zip(*both(build_encoder(modern_config()), length, padded), strict=True):
             assert (ours - theirs).abs().max() <= 3e-6 * theirs.abs().max()
 
 
@@ -148,7 +138,7 @@ def test_blocks_compute_fewer_scores_from_some_length_on() -> None:
 
 
 def test_heads_read_sums_through_the_last_layer_norm() -> None:
-    module, embeddings = encoder(), random(2, 6, 8)
+    module, embeddings = build_encoder(modern_config()), random(2, 6, 8)
     outputs = module(embeddings, with_input=True)
     assert len(outputs) == 5
     normed = torch.nn.functional.layer_norm(outputs.sums[2], (8,), module.final_norm.weight, None, 1e-5)

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 from tiny_runs import ROOT, run_process
 from waiting import wait_until
 
@@ -84,16 +84,12 @@ def fake_cluster(tmp_path: Path) -> dict[str, str]:
     return {**os.environ, "PATH": path} | {f"SLURM_{name}": value for name, value in slurm.items()}
 
 
-def composed_launch() -> DictConfig:
-    pytest.importorskip("hydra_plugins.hydra_submitit_launcher")
-    overrides = [f"hydra.searchpath=[file://{MULTI_NODE / 'config'}]", "+cluster=slurm_8x8", "task.data=DATA"]
-    return compose_with_hydra("amos_base", overrides)
-
-
 def submitit_script(folder: Path) -> Path:
     """The batch script that submitit writes for slurm_8x8.yaml."""
     slurm = pytest.importorskip("submitit.slurm.slurm")
-    launcher = composed_launch().hydra.launcher
+    pytest.importorskip("hydra_plugins.hydra_submitit_launcher")
+    overrides = [f"hydra.searchpath=[file://{MULTI_NODE / 'config'}]", "+cluster=slurm_8x8", "task.data=DATA"]
+    launcher = compose_with_hydra("amos_base", overrides).hydra.launcher
     names = ("nodes", "gpus_per_node", "cpus_per_task", "signal_delay_s", "setup", "additional_parameters")
     settings = {name: OmegaConf.to_container(launcher)[name] for name in names}
     path = folder / "submission.sh"
