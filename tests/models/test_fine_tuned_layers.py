@@ -1,60 +1,45 @@
 """``--layers``, ``--new-top-layers``, ``--pooling``, ``--freeze-encoder``: against computation by hand; refusals."""
 
 import dataclasses
-from types import SimpleNamespace
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from small_models import (
-    AMOS_SETTINGS,
-    ELECTRA_SETTINGS,
-    ENCODER_SETTINGS,
-    TEAMS_SETTINGS,
-    build_randomized,
-    fine_tuning_task,
-    small_dictionary,
-)
+from small_models import fine_tuning_task, small_amos, small_electra, small_electric, small_mlm, small_teams
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from amos_fairseq.downstream.squad.task import SpanModel
 from amos_fairseq.downstream.tagging.model import WordModel
 from amos_fairseq.errors import UserError
-from amos_fairseq.models.amos import AmosConfig, AmosModel
-from amos_fairseq.models.configuration import EncoderConfig
-from amos_fairseq.models.electra import ElectraConfig, ElectraModel
-from amos_fairseq.models.electric import ElectricConfig, ElectricModel
 from amos_fairseq.models.fine_tuning import TextModel
 from amos_fairseq.models.mlm import MlmModel
 from amos_fairseq.models.pretraining import PretrainingModel
-from amos_fairseq.models.teams import TeamsConfig, TeamsModel
 from amos_fairseq.modules.encoder import TransformerEncoder, parameter_group
 from amos_fairseq.optim.grouped_adam import parameter_groups
 
 HEAD = "sentence_classification_head"
 TOKENS = torch.tensor([[0, 5, 6, 2, 7, 8, 9, 2], [0, 10, 2, 11, 2, 1, 1, 1]])
 FOUR_LAYERS = {"encoder_layers": 4, "relative_position_scheme": "t5"}
-OBJECTIVES = {
-    "mlm": (MlmModel, EncoderConfig, ENCODER_SETTINGS | FOUR_LAYERS),
-    "amos": (AmosModel, AmosConfig, AMOS_SETTINGS | FOUR_LAYERS),
-    "electra": (ElectraModel, ElectraConfig, ELECTRA_SETTINGS | FOUR_LAYERS),
-    "electric": (ElectricModel, ElectricConfig, ENCODER_SETTINGS | FOUR_LAYERS | {"generator_size": 0.5}),
-    "teams": (TeamsModel, TeamsConfig, TEAMS_SETTINGS),
-    "teams rtd": (TeamsModel, TeamsConfig, TEAMS_SETTINGS | {"representation": "rtd"}),
+OBJECTIVES: dict[str, Callable[[], PretrainingModel]] = {
+    "mlm": lambda: small_mlm(**FOUR_LAYERS),
+    "amos": lambda: small_amos(**FOUR_LAYERS),
+    "electra": lambda: small_electra(**FOUR_LAYERS),
+    "electric": lambda: small_electric(**FOUR_LAYERS),
+    "teams": small_teams,
+    "teams rtd": lambda: small_teams(representation="rtd"),
 }
 
 
 def pretrained(objective: str) -> PretrainingModel:
-    model_class, config_class, settings = OBJECTIVES[objective]
-    task = SimpleNamespace(source_dictionary=small_dictionary(), masked_share=0.25)
-    return build_randomized(model_class, config_class(**settings), task).eval()
+    return OBJECTIVES[objective]().eval()
 
 
 def fine_tuned(objective: str, **settings: Any) -> TextModel:
+    source = OBJECTIVES[objective]()
     torch.manual_seed(1)
-    model_class, config_class, own = OBJECTIVES[objective]
-    model = model_class.build_model(config_class(**(own | settings)), fine_tuning_task())
+    model = type(source).build_model(dataclasses.replace(source.cfg, **settings), fine_tuning_task())
     model.register_classification_head(HEAD, 3)
     return model.eval()
 
@@ -230,10 +215,10 @@ def test_a_mixture_of_another_number_of_layers_starts_anew() -> None:
 
 
 def test_heads_of_tokens_refuse_pooling() -> None:
-    model_class, config_class, settings = OBJECTIVES["mlm"]
+    cfg = dataclasses.replace(small_mlm().cfg, pooling="mean")
     for head_class, what in ((WordModel, "labels of words"), (SpanModel, "answer spans")):
         with pytest.raises(UserError, match=f"--pooling mean has no effect on a head for {what}"):
-            model_class.build_model(config_class(**settings, pooling="mean"), fine_tuning_task(head_class))
+            MlmModel.build_model(cfg, fine_tuning_task(head_class))
 
 
 def test_a_checkpoint_with_fewer_layers_than_the_setting_says_is_refused() -> None:
