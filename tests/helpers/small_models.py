@@ -1,7 +1,7 @@
 """Models of every objective that are small enough for naive loops, their criterions, and batches as the task makes them."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +11,9 @@ from fairseq.criterions import FairseqCriterion
 from fairseq.data import Dictionary
 from fairseq.logging import metrics
 from fairseq.models import BaseFairseqModel
-from torch import Tensor
+from fairseq.optim.fp16_optimizer import FP16Optimizer
+from omegaconf import OmegaConf
+from torch import Tensor, nn
 
 from amos_fairseq.criterions.amos import AmosCriterion
 from amos_fairseq.criterions.electra import ElectraCriterion
@@ -31,6 +33,7 @@ from amos_fairseq.modules import mixture as mixtures
 from amos_fairseq.modules.bert_encoder import BertEncoderConfig
 from amos_fairseq.modules.encoder import TransformerConfig, TransformerEncoder
 from amos_fairseq.modules.modern_encoder import ModernBertEncoderConfig
+from amos_fairseq.optim.grouped_adam import GroupedAdamConfig
 
 NUM_TOKENS = 40  # ordinary tokens of the vocabulary: ids 4 to 43
 BLOCK_LENGTH = 12
@@ -144,6 +147,13 @@ def encoder_config(**settings: Any) -> BertEncoderConfig:
 def modern_config(**settings: Any) -> ModernBertEncoderConfig:
     """The configuration of a ModernBERT with four layers (global, local, local, global)."""
     return ModernBertEncoderConfig(**(WIDTH_8 | {"num_layers": 4, "max_positions": 1024} | settings))
+
+
+def bf16_optimizer(flags: GroupedAdamConfig, parameters: Iterable[nn.Parameter]) -> FP16Optimizer:
+    """fairseq's wrapper, which updates float32 copies of the parameters."""
+    common = {"bf16": True, "fp16_no_flatten_grads": True, "fp16_scale_window": 4}
+    cfg = OmegaConf.create({"common": common, "optimizer": vars(flags) | {"_name": "grouped_adam"}})
+    return FP16Optimizer.build_optimizer(cfg, list(parameters))
 
 
 @torch.no_grad()

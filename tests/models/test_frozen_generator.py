@@ -6,13 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from fairseq.optim.fp16_optimizer import FP16Optimizer
 from frequencies import FALSE_ALARM, chi_square_p
-from omegaconf import OmegaConf
 from small_models import (
     AMOS_SETTINGS,
     ELECTRA_SETTINGS,
     GENERATORS,
+    bf16_optimizer,
     build_randomized,
     logged,
     model_and_criterion,
@@ -50,9 +49,7 @@ def test_three_updates_change_everything_else(objective: str, source: str, preci
     assert {value.dtype for value in generated.values()} == {precision}
     flags = GroupedAdamConfig(weight_decay=0.5, decay_all_parameters=True, lr=[0.1])
     if precision == torch.bfloat16:
-        common = {"bf16": True, "fp16_no_flatten_grads": True, "fp16_scale_window": 4}
-        cfg = OmegaConf.create({"common": common, "optimizer": vars(flags) | {"_name": "grouped_adam"}})
-        optimizer = FP16Optimizer.build_optimizer(cfg, learning)
+        optimizer = bf16_optimizer(flags, learning)
     else:
         optimizer = GroupedAdam(flags, learning)
     for _ in range(3):

@@ -3,12 +3,12 @@
 import copy
 import math
 import re
+from dataclasses import replace
 
 import pytest
 import torch
 from fairseq.optim.fp16_optimizer import FP16Optimizer
-from omegaconf import OmegaConf
-from small_models import small_amos
+from small_models import bf16_optimizer, small_amos
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.modules.encoder import ParameterGroup
@@ -152,12 +152,10 @@ def test_changed_flags_apply_after_a_resume():
 
 def continued_in_bf16(flags: dict, overrides: dict | None = None) -> FP16Optimizer:
     """fairseq's wrapper of a run that made one update with the flags of :func:`config` and continues with ``flags``."""
-    common = {"bf16": True, "fp16_no_flatten_grads": True, "fp16_scale_window": 4}
     saved = None
     for settings in ({}, flags):
-        values = {**vars(config()), "_name": "grouped_adam", **settings}
         parameters = list(small_amos(generator_depths="1,2").bfloat16().parameters())
-        optimizer = FP16Optimizer.build_optimizer(OmegaConf.create({"common": common, "optimizer": values}), parameters)
+        optimizer = bf16_optimizer(replace(config(), **settings), parameters)
         if saved is None:
             optimizer.zero_grad()
             optimizer.backward(sum(parameter.float().sum() for parameter in parameters))

@@ -4,10 +4,7 @@ import re
 
 import pytest
 import torch
-from fairseq.optim import AMPOptimizer
-from fairseq.optim.fp16_optimizer import FP16Optimizer
-from omegaconf import OmegaConf
-from small_models import small_amos, small_dictionary
+from small_models import bf16_optimizer, small_amos, small_dictionary
 from torch import nn
 
 from amos_fairseq.errors import UserError
@@ -109,20 +106,10 @@ def test_pretraining_models_have_one_rate():
         GroupedAdam(config(0.8), [*fine_tuned_model(2).parameters(), nn.Parameter(torch.zeros(2))])
 
 
-def wrapped(wrapper: type, decay: float) -> tuple[TextModel, FP16Optimizer | AMPOptimizer]:
-    """A model of two layers under one of fairseq's mixed-precision optimizers."""
-    model = fine_tuned_model(2)
-    common = {"fp16_no_flatten_grads": True, "fp16_scale_window": 4, "fp16_init_scale": 4, "min_loss_scale": 0.1}
-    if wrapper is FP16Optimizer:
-        model.bfloat16()
-        common["bf16"] = True
-    cfg = OmegaConf.create({"common": common, "optimizer": {**vars(config(decay)), "_name": "grouped_adam"}})
-    return model, wrapper.build_optimizer(cfg, list(model.parameters()))
-
-
 def test_bf16_updates_are_as_large_as_the_rates_say():
     """Adam's first step moves every weight by its rate. Powers of two, so that rounding to bfloat16 hides nothing."""
-    model, optimizer = wrapped(FP16Optimizer, 0.5)
+    model = fine_tuned_model(2).bfloat16()
+    optimizer = bf16_optimizer(config(0.5), model.parameters())
     for parameter, copy in zip(model.parameters(), optimizer.fp32_params, strict=True):
         parameter.data.zero_()
         copy.data.zero_()  # at 0 weight decay adds nothing
