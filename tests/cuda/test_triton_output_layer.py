@@ -30,7 +30,7 @@ from amos_fairseq.functional.sampling import (
 from amos_fairseq.modules.mixture import predict_chunked
 from tests.functional import test_output_layer_memory as base_model
 from tests.functional.test_output_layer import at_once as by_definition
-from tests.functional.test_output_layer import with_gradients
+from tests.functional.test_output_layer import check_correct, with_gradients
 
 if find_spec("triton") is None:
     pytest.skip("Triton is not installed", allow_module_level=True)
@@ -129,15 +129,8 @@ def test_the_gradient_of_logits_is_rounded_once_in_their_place(logits_module, dt
     torch.testing.assert_close(sums, expected.sum(1)[None].float(), rtol=1e-5, atol=1e-6)
 
 
-def test_correct_is_a_target_with_the_largest_logit_of_all_rows(kernels) -> None:
-    """Also where that row is never sampled, and where two rows have the largest logit."""
-    hidden, weight = torch.ones(1, 4, 1), torch.tensor([[3.0], [5.0], [5.0], [1.0], [7.0]])
-    targets = torch.tensor([4, 1, 0, 2])
-    for last_bias, expected in ((0.0, [True, False, False, False]), (-9.0, [False, True, False, True])):
-        bias = torch.tensor([[0.0, 0, 0, 0, last_bias]])
-        for sampler in (None, ReplacementSampler()):
-            prediction = triton_layer(hidden, weight, bias, targets, torch.tensor([3, 4]), sampler)
-            assert prediction.correct[0].tolist() == expected
+def test_correct_means_the_largest_logit_of_all_rows(kernels) -> None:
+    check_correct(triton_layer)
 
 
 def test_no_position_at_all_gives_nothing(kernels) -> None:

@@ -1,6 +1,7 @@
 """The output layer in chunks against softmax over all logits at once; inputs of samplers, cached memory; the copy mechanism."""
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from amos_fairseq.functional.output_layer import (
     linear_cross_entropy,
     output_layer,
 )
+from amos_fairseq.functional.sampling import ReplacementSampler
 
 N, E, V = 13, 8, 40
 UNSAMPLED = torch.tensor([0, 1, 38, 39])
@@ -74,14 +76,17 @@ def test_values_and_all_gradients_in_float64(num_depths: int, num_biases: int, s
 
 
 def test_correct_means_the_largest_logit_of_all_rows() -> None:
+    check_correct(output_layer)
+
+
+def check_correct(layer: Callable) -> None:
     """Also where that row is never sampled, and where two rows have the largest logit."""
     hidden, weight = torch.ones(1, 4, 1), torch.tensor([[3.0], [5.0], [5.0], [1.0], [7.0]])
-    targets, draws_nothing = torch.tensor([4, 1, 0, 2]), lambda logits, weights, places: ()
+    targets = torch.tensor([4, 1, 0, 2])
     for last_bias, expected in ((0.0, [True, False, False, False]), (-9.0, [False, True, False, True])):
         bias = torch.tensor([[0.0, 0, 0, 0, last_bias]])
-        assert output_layer(hidden, weight, bias, targets).correct[0].tolist() == expected
-        predictions = output_layer(hidden, weight, bias, targets, torch.tensor([3, 4]), draws_nothing)
-        assert predictions.correct[0].tolist() == expected
+        for sampling in ((), (torch.tensor([3, 4]), ReplacementSampler())):
+            assert layer(hidden, weight, bias, targets, *sampling).correct[0].tolist() == expected
 
 
 def test_sampler_receives_logits_and_weights_of_allowed_tokens(some_at_once: int) -> None:

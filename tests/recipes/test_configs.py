@@ -159,13 +159,8 @@ def test_values_are_those_of_the_papers(name: str) -> None:
     assert (betas[0], cfg.optimizer.adam_eps, model.dropout, model.attention_dropout) == (0.9, 1e-6, 0.1, 0.1)
     assert cfg.lr_scheduler.total_num_update == optimization.max_update
     assert model.max_positions == cfg.task.tokens_per_sample
-
-
-@pytest.mark.parametrize("name", PRINTED)
-def test_values_of_the_objective_are_those_of_its_paper(name: str) -> None:
-    cfg = compose_recipe(name)
-    model, criterion = cfg.model, cfg.criterion
-    size = name.split("_")[1]
+    # Those of the objective.
+    criterion, size = cfg.criterion, name.split("_")[1]
     if model._name == "amos":  # Appendix B and section 4
         assert (criterion.discriminator_loss_weight, model.generator_depths) == (50, "4,6,8")
         assert model.gumbel_temperature == 0.3
