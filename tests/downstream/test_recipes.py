@@ -196,13 +196,8 @@ def test_updates_of_own_labels_by_their_number(rows: int, labels: int, given: di
     assert settings.for_labels(labels).schedule(rows).total_updates == total
 
 
-def test_extended_recipe(tmp_path):
+def test_values_by_size_and_equal_trials_of_an_extended_recipe(tmp_path):
     file = tmp_path / "mine.yaml"
-    file.write_text("extends: teams\ntasks: {CoLA: {epochs: 7}}\n")
-    recipe, teams = load_recipe(str(file), "base"), load_recipe("teams", "base")
-    assert (only(recipe, "CoLA").epochs, only(teams, "CoLA").epochs) == (7, 5)
-    assert only(recipe, "CoLA").lr == only(teams, "CoLA").lr == 3e-5
-    assert list(recipe.trials) == ["CoLA"]
     file.write_text("extends: electra\ndefaults: {lr: 2e-5, epochs: 3, batch_size: 32, warmup: 0.1}\nsizes: {}\n")
     assert only(load_recipe(str(file), "base"), "CoLA").lr == 2e-5
     file.write_text("extends: own_labels\ngrid: {lr: [1e-4, 0.0001, 2e-4]}\n")
