@@ -43,7 +43,7 @@ from amos_fairseq.adaptation.command import (
 )
 from amos_fairseq.adaptation.similarity import ScoredPairs, describe, read_pairs, similarity
 from amos_fairseq.checkpoint_files import checkpoint_file, num_updates_of
-from amos_fairseq.checkpoints.read import read_state
+from amos_fairseq.checkpoints.read import newly_initialized, read_state
 from amos_fairseq.errors import UserError, explain_os_errors
 from amos_fairseq.files import CORPUS_FILE, TOKENIZER_DIRECTORY, claim, file_sha256, json_text, locked, write_text
 from amos_fairseq.hugging_face.config import CONFIG_FILE
@@ -293,10 +293,7 @@ def read_start(source: str, folder: Path, objective: str, tokenizer: str = "") -
     if is_fine_tuned(state["model"]):
         raise UserError(f"{file} is fine-tuned on labels: give the pretrained model that it started from")
     model = OmegaConf.to_container(model_settings(file, state["cfg"]["model"]), enum_to_str=True)
-    extra = state.get("extra_state")
-    is_imported = num_updates_of(str(file), state) == 0 and isinstance(extra, dict)
-    is_new = extra.get("newly_initialized") if is_imported else None
-    return Start(file.resolve(), model, frozenset(map(str, is_new if isinstance(is_new, list) else [])))
+    return Start(file.resolve(), model, newly_initialized(state))
 
 
 def import_model(path: Path, folder: Path, objective: str, tokenizer: str) -> Path:

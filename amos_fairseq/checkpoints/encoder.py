@@ -7,7 +7,6 @@ layers = encoder(["A text."], all_layers=True).layers    # layers[k] are the sta
 """
 
 import itertools
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -80,7 +79,7 @@ class Encoder(nn.Module):
     def forward(self, texts: str | Iterable[Text], truncate: bool = False, all_layers: bool = False) -> Features:
         """Return the features of all texts, in their order, padded to the longest; texts of similar length share a batch.
 
-        Each line of a text ends in ``</s>``, as in pretraining; each text of a pair is one line.
+        Each line of a text ends in ``</s>``, as in pretraining. In a pair, and for a fine-tuned model, a line end is a space.
 
         Args:
             texts: one string, or any iterable of strings and of pairs of strings.
@@ -123,9 +122,9 @@ class Encoder(nn.Module):
         loaded, limit = self.loaded, self.model.max_positions()
         for number, text in enumerate([texts] if isinstance(texts, str) else texts, start=1):
             if isinstance(text, str):
-                lines = [text]
+                lines = [" ".join(text.splitlines()) if isinstance(self.model, FineTunedModel) else text]
             elif isinstance(text, (tuple, list)) and len(text) == 2 and all(isinstance(each, str) for each in text):
-                lines = [re.sub(r"[\r\n]+", " ", each) for each in text]
+                lines = [" ".join(each.splitlines()) for each in text]
             else:
                 raise UserError(f"text {number}: expected a string or a pair of strings, got {text!r:.60}")
             try:

@@ -55,6 +55,7 @@ class LoadedCheckpoint:
         parent: the checkpoint that the run started from (``--finetune-from-model``), as it was given; empty without one.
         task_state: sha256 of what the weights depend on: of the vocabulary, and of the labels of each head.
         optimization: settings of the run, plain values.
+        is_new: modules of imported weights that their source lacks: random values.
     """
 
     file: Path
@@ -67,6 +68,7 @@ class LoadedCheckpoint:
     parent: str = ""
     task_state: dict[str, str | None] = field(default_factory=dict)
     optimization: dict[str, Any] = field(default_factory=dict)
+    is_new: frozenset[str] = frozenset()
 
     @property
     def imported_from(self) -> str:
@@ -121,7 +123,8 @@ class LoadedCheckpoint:
 
     def token_ids(self, text: str) -> list[int]:
         """Return ``<s>``, then the pieces of each line followed by ``</s>``, as in the corpus."""
-        lines = [self.tokenizer.encode(line) for line in re.split(r"[\r\n]+", text)]
+        # Other line ends are spaces, as in the corpus: some tokenizers would remove them and join the words.
+        lines = [self.tokenizer.encode(" ".join(line.splitlines())) for line in re.split(r"[\r\n]+", text)]
         ids = [self.dictionary.bos()]
         for pieces in filter(None, lines):
             ids += [self.dictionary.index(piece) for piece in pieces] + [self.dictionary.eos()]
@@ -169,7 +172,16 @@ def restore_checkpoint(file: Path, state: dict[str, Any], tokenizer: CheckpointP
         parent_of(cfg),
         task_state,
         optimization if isinstance(optimization := cfg.get("optimization"), dict) else {},
+        newly_initialized(state),
     )
+
+
+def newly_initialized(state: dict[str, Any]) -> frozenset[str]:
+    """Return the modules of imported weights, not trained yet, that ``amos import`` has initialized randomly."""
+    extra = state.get("extra_state")
+    is_imported = state["optimizer_history"][-1]["num_updates"] == 0 and isinstance(extra, dict)
+    names = extra.get("newly_initialized") if is_imported else None
+    return frozenset(map(str, names if isinstance(names, list) else []))
 
 
 def parent_of(cfg: dict[str, Any]) -> str:

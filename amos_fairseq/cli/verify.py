@@ -4,6 +4,8 @@ import argparse
 from typing import Any
 
 from amos_fairseq.cli.arguments import add_subcommand, import_fairseq
+from amos_fairseq.errors import UserError
+from amos_fairseq.files import TOKENIZER_DIRECTORY
 
 DESCRIPTION = """\
 Read all files of a corpus of amos prepare and compare them with corpus.json: tokens, indices, dictionaries and tokenizer.
@@ -23,7 +25,8 @@ def run(arguments: argparse.Namespace) -> None:
     from amos_fairseq.data.vocabulary import Vocabulary, shard_directories
 
     directories = corpus_directories(shard_directories(arguments.data), needs_all=False)
-    Vocabulary.of_corpus(directories, None).load_tokenizer()
+    if Vocabulary.of_corpus(directories, None).load_tokenizer() is None:
+        raise UserError(f"{arguments.data} has no folder {TOKENIZER_DIRECTORY}: copy it again, or repeat amos prepare")
     size = verify_files(directories)
     shards = f"{len(directories)} shard{'s' * (len(directories) > 1)}"
     print(f"{arguments.data}: the {size:,} bytes in {shards} and the tokenizer are as amos prepare wrote them")

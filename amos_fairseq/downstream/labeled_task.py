@@ -98,12 +98,16 @@ def check_labels(loaded: LoadedCheckpoint, head: str, kind: str, labels: Sequenc
 def are_trained_labels(loaded: LoadedCheckpoint, head: str, kind: str, labels: Sequence[str]) -> bool:
     """Return whether a head was trained with these labels: the same kind, number and order.
 
-    A model of one task on texts has a single head, whatever ``head`` is. Checkpoints of other programs have no fingerprint.
+    A model of one task on texts has a single head, whatever ``head`` is.
     """
-    heads = loaded.model.heads
-    head = TEXT_HEAD if TEXT_HEAD in heads else head
-    known = loaded.task_state.get(f"labels of {head}")
-    return heads[head].num_outputs == max(1, len(labels)) and known in (None, content_sha256([kind, list(labels)]))
+    heads, known = loaded.model.heads, fingerprint_of_labels(loaded, head)
+    num_outputs = heads[TEXT_HEAD if TEXT_HEAD in heads else head].num_outputs
+    return num_outputs == max(1, len(labels)) and known in (None, content_sha256([kind, list(labels)]))
+
+
+def fingerprint_of_labels(loaded: LoadedCheckpoint, head: str) -> str | None:
+    """Return the sha256 of kind and names of the labels that a head was trained with; checkpoints of other tasks have none."""
+    return loaded.task_state.get(f"labels of {TEXT_HEAD if TEXT_HEAD in loaded.model.heads else head}")
 
 
 class LabeledCriterion(FairseqCriterion):

@@ -188,7 +188,7 @@ class Runner:
             results = [other for other in read_results(session.out) if other.task == task.name]
             best = best_run(results)
             for other in results:
-                if other is not best:
+                if other is not best and len(other.checkpoint_sha256) > 1:  # one: of --keep-checkpoints
                     remove_checkpoints(session.out / other.directory)
         return result
 

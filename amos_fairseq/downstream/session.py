@@ -27,6 +27,7 @@ from amos_fairseq.errors import UserError, explain_os_errors
 from amos_fairseq.files import TOKENIZER_DIRECTORY, check_claim, claim, file_sha256
 from amos_fairseq.models.configuration import OF_PROCESS, EncoderConfig, check_new_top_layers, parse_layers
 from amos_fairseq.models.electric import NO_ENCODER
+from amos_fairseq.modules.heads import LINEAR_HEAD
 from amos_fairseq.output.terminal import ending_in_one_line, say
 from amos_fairseq.recipes import PRECISIONS
 from amos_fairseq.run.precision import Device, Saved, choose, gpus_support_bf16, supports_bf16
@@ -99,6 +100,10 @@ def read_pretrained_checkpoint(checkpoint: str | Path, from_scratch: bool = Fals
     if settings.get("electric_variant") == "two_tower":
         raise UserError(f"{file}: {NO_ENCODER}")
     model = {name: settings[name] for name in sorted(MODEL_FIELDS & settings.keys())}
+    if (
+        model.get("pooler_activation_fn") == LINEAR_HEAD
+    ):  # of an earlier fine-tuning; this one's recipe says what the head is
+        del model["pooler_activation_fn"]
     try:
         num_kept, _ = parse_layers(str(settings["layers"]), number_of_layers(model))
     except ValueError as error:

@@ -15,7 +15,8 @@ from torch.nn.functional import linear
 
 from amos_fairseq.checkpoints.read import LoadedCheckpoint
 from amos_fairseq.downstream.classification.dataset import TASK_FILE, TASK_FOLDER
-from amos_fairseq.downstream.labeled_task import are_trained_labels, check_labels
+from amos_fairseq.downstream.classification.labels import KINDS
+from amos_fairseq.downstream.labeled_task import are_trained_labels, check_labels, fingerprint_of_labels
 from amos_fairseq.downstream.parsing.model import ParsingModel
 from amos_fairseq.downstream.squad.task import IndependentSpanHead, SpanModel
 from amos_fairseq.downstream.tagging.dataset import (
@@ -144,7 +145,7 @@ def choose_part(loaded: LoadedCheckpoint, choice: Choice) -> Part:
         raise UserError(f"--depth {choice.depth} chooses a depth of the generator: give --part generator with it")
     if head is not None or (is_fine_tuned and name is None):
         part = fine_tuned_part(loaded, choice.labels, head)
-    elif name == "generator" or (is_mlm and name != "encoder"):
+    elif name in ("generator", "mlm") or (is_mlm and name is None and "mlm_head" not in loaded.is_new):
         part = generator_part(loaded, choice.depth)
     elif name == "discriminator":
         part = discriminator_part(loaded)
@@ -177,6 +178,14 @@ def refuse(loaded: LoadedCheckpoint, what: str) -> NoReturn:
     raise UserError(f"{loaded.file} {what}: no Hugging Face class computes that, export the encoder (--part encoder)")
 
 
+def refuse_random(loaded: LoadedCheckpoint, *heads: str) -> None:
+    if new := loaded.is_new.intersection(heads):
+        raise UserError(
+            f"{loaded.file} was imported without {min(new)}, which is random: export the encoder (--part encoder), or train it "
+            "first"
+        )
+
+
 def encoder_part(model: nn.Module, limits: str = "") -> Part:
     """Return the encoder that fine-tuning would use, or has used."""
     part = Part(Head.NONE, "the encoder", model.encoder_embedding, model.encoder, model.vocabulary.pad, limits=limits)
@@ -193,6 +202,7 @@ def encoder_part(model: nn.Module, limits: str = "") -> Part:
 def generator_part(loaded: LoadedCheckpoint, depth: str | None) -> Part:
     """Return the network of MLM, or a generator up to ``depth`` (by default the deepest), with its MLM head."""
     model = loaded.model
+    refuse_random(loaded, "mlm_head", "mlm_heads")
     if file := getattr(model.cfg, "generator_checkpoint", ""):
         raise UserError(f"the generator of {loaded.file} was not trained with it: export {file}")
     if depth not in (None, *model.depth_names):
@@ -217,6 +227,7 @@ def generator_part(loaded: LoadedCheckpoint, depth: str | None) -> Part:
 def discriminator_part(loaded: LoadedCheckpoint) -> Part:
     """Return the discriminator with its detection head, or Electric's with the head of its energies."""
     model = loaded.model
+    refuse_random(loaded, "detection_head")
     module = getattr(model, "detection_head", None)
     if module is None:
         raise UserError(f"{loaded.file} has no detection head: export the encoder (--part encoder)")
@@ -327,7 +338,7 @@ def label_settings(
             check_labels(loaded, name, OF_WORDS, recorded, folder / LABELS_FILE)
     else:
         record = _task_record(loaded, name, task, has_names=bool(labels))
-        recorded, kind = record.get("labels"), record.get("kind", "classes")
+        recorded, kind = record.get("labels"), record.get("kind") or kind_of_training(loaded, name, labels or [])
         has_labels = kind == "labels"
         regression = bool(loaded.task.get("regression_target")) or (num_classes == 1 and not has_labels)
         classification = "multi_label_classification" if has_labels else "single_label_classification"
@@ -344,6 +355,19 @@ def label_settings(
             f"--labels needs {num_classes} different names, one per class in their order: {', '.join(names)}"
         )
     return {"num_labels": num_classes} | _named_classes(names) | problem
+
+
+def kind_of_training(loaded: LoadedCheckpoint, head: str, labels: Sequence[str]) -> str:
+    """Return the kind of a head's labels where no ``task.json`` says it, by the fingerprint of kind and names."""
+    if fingerprint_of_labels(loaded, head) is None:  # trained by a task of fairseq
+        return "classes"
+    for kind in KINDS:
+        if are_trained_labels(loaded, head, kind, [] if kind == "number" else labels):
+            return kind
+    raise UserError(
+        f"{loaded.file}: {TASK_FILE}, which says whether its outputs are classes or several labels, is not beside it: copy it "
+        "there, or give the labels of the training, in their order, as --labels A,B,..."
+    )
 
 
 def _named_classes(names: Sequence[str]) -> dict[str, Any]:

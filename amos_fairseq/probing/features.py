@@ -88,6 +88,8 @@ def choose_parts(loaded: LoadedCheckpoint, parts: dict[str, ProbedPart], names: 
     These are the parts of AMOS "Figure 4" and Table 8.
     """
     default = [name for name in parts if not (name.startswith("generator_") and "generator" in parts)]
+    if loaded.is_new & {"generator", "generators"}:  # imported without one
+        default = [name for name in default if not name.startswith("generator")]
     names = list(dict.fromkeys(names or default))
     for name in names:
         if name not in parts:

@@ -159,7 +159,7 @@ def read_texts(file: str) -> Iterator[str]:
         for number, line in lines:
             if number == 1 and (is_object(line) if is_stream else kind_of(path) == JSONL):
                 raise UserError(f"{file} is JSON lines: give one text a line, for example with jq -r .text")
-            yield line.rstrip("\r\n")
+            yield " ".join(line.splitlines())  # other line ends within it are spaces, as in the corpus
 
 
 def score_file(loaded: LoadedCheckpoint, scorer: TokenScorer, file: str, format_: str, out: Path | None) -> None:

@@ -309,8 +309,6 @@ def table_notes(
     yield "95 % interval: Wilson's, as if the pairs were independent"
     if num_too_long:
         yield f"pairs left out because a sentence is longer than the model's limit: {num_too_long:,}"
-    if loaded.imported_from and not loaded.num_updates:
-        yield "the weights are imported and not trained here: a head that their source lacks is random (see amos import)"
 
 
 def save_results(

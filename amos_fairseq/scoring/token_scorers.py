@@ -7,6 +7,7 @@ Shapes: L tokens of a sequence, B sequences of a batch, T tokens of the longest 
 
 import abc
 from collections.abc import Callable, Sequence
+from typing import ClassVar
 
 import torch
 from fairseq.models import BaseFairseqModel
@@ -45,7 +46,15 @@ class TokenScorer(abc.ABC):
 
     masks_each = reads_once = False
 
+    # Its head of masked tokens, or that which detects.
+    needs: ClassVar[str] = "mlm_head"
+
     def __init__(self, loaded: LoadedCheckpoint, tokens_per_batch: int):
+        if self.needs in loaded.is_new:
+            raise UserError(
+                f"{loaded.file} was imported without {self.needs}, which is random: import a model that has it (ELECTRA: "
+                "--generator DIR), or train this one first"
+            )
         self.model: BaseFairseqModel = loaded.model
         self.pad: int = loaded.dictionary.pad()
         self.mask: int = loaded.dictionary.index(MASK_SYMBOL)
@@ -176,6 +185,7 @@ class DetectionScorer(TokenScorer):
     """
 
     reads_once = True
+    needs = "detection_head"
 
     def __init__(self, loaded: LoadedCheckpoint, tokens_per_batch: int):
         if reason := why_it_cannot_detect(loaded):

@@ -257,7 +257,10 @@ def _difference(there: dict[str, Any], here: dict[str, Any]) -> str:
     if had_dev != has_dev:
         return WITH_DEV if had_dev else WITHOUT_DEV
     for split, source in here["sources"].items():
-        if there["sources"].get(split) != source:
+        before = there["sources"].get(split)
+        if before is not None and before != source and before["sha256"] == source["sha256"]:
+            return f"the file of the {split} split was {before['name']}: rename {source['name']}"
+        if before != source:
             return f"the file {source['name']} of the {split} split is another one now"
     return first_difference(there, here)
 

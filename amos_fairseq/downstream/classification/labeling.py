@@ -20,7 +20,7 @@ from amos_fairseq.downstream.benchmark import batches
 from amos_fairseq.downstream.classification.dataset import UNKNOWN_CLASS, ShortenedTexts, join_texts, read_task_record
 from amos_fairseq.downstream.classification.glue.tasks import TASK_FILE
 from amos_fairseq.downstream.classification.prepare import NAME
-from amos_fairseq.downstream.classification.rows import check_columns, present_texts, texts_of
+from amos_fairseq.downstream.classification.rows import BEGIN_WITH_A_QUOTE, check_columns, present_texts, texts_of
 from amos_fairseq.downstream.classification.scores import predictions_of
 from amos_fairseq.downstream.labeled_task import check_labels
 from amos_fairseq.downstream.results import best_model, best_run_of
@@ -106,11 +106,12 @@ def label_table(
     check_columns(table, texts, None)
     if len(texts) != len(trained_on):
         raise UserError(f"--text {' '.join(texts)}: the model was trained on {len(trained_on)} columns")
-    if taken := {PREDICTION, PROBABILITY} & set(table.columns):
+    added = [PREDICTION, PROBABILITY] if record["kind"] == "classes" else [PREDICTION]
+    if taken := set(added) & set(table.columns):
         raise UserError(f"{file} has a column {taken.pop()!r}, which is added here: rename it")
     loaded = load_checkpoint(checkpoint)
     check_labels(loaded, TEXT_HEAD, record["kind"], record["labels"], checkpoint.parent / TASK_FILE)
-    added = [PREDICTION, PROBABILITY] if record["kind"] == "classes" else [PREDICTION]
+    quotes_are_ordinary = table.kind == TSV and not (csv_quotes or record.get("csv_quotes", False))
     counted: Counter[str] = Counter()
     num_rows = 0
 
@@ -128,6 +129,8 @@ def label_table(
             for (_, values), row in zip(chunk, inputs, strict=True):
                 yield values | (next(predicted) if any(row) else dict.fromkeys(added))
             num_rows += len(chunk)
+            if quotes_are_ordinary:
+                counted[BEGIN_WITH_A_QUOTE] += sum(any(text.startswith('"') for text in row) for row in inputs)
             counted["pairs have one empty text"] += sum(any(row) and not all(row) for row in inputs)
             counted["rows have no text: their prediction is empty"] += len(chunk) - len(with_text)
             bar.update(len(chunk))

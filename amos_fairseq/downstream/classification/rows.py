@@ -42,6 +42,8 @@ TEXT_COLUMNS = (
     *((name,) for name in ("review", "content", "document", "comment", "tweet", "message")),
 )
 LABEL_COLUMNS = ("label", "labels", "class", "category", "score", "stars", "rating", "sentiment", "target")
+CSV_ADVICE = " (if a program wrote the file as CSV, give --csv-quotes)"
+BEGIN_WITH_A_QUOTE = f"rows have a field that begins with a quote, an ordinary character here{CSV_ADVICE}"
 MOST_CHARACTERS = 10_000_000  # of a text; a tokenizer takes ten seconds for them
 
 
@@ -241,14 +243,13 @@ def read_rows(
         rows.texts.append(texts_of(values, texts, f"{path}, line {line}"))
         rows.labels.append(values.get(label))
     rows.sha256 = joined_sha256(files_of(path))
-    advice = " (if a program wrote the file as CSV, give --csv-quotes)"
     if table.broken_lines:
-        others = f"rows with another number of columns{advice if quotes_are_ordinary else ''} are left out"
+        others = f"rows with another number of columns{CSV_ADVICE if quotes_are_ordinary else ''} are left out"
         rows.counted[others] = len(table.broken_lines)
     if table.num_blank_lines:
         rows.counted["lines are blank and left out"] = table.num_blank_lines
     if num_quoted:
-        rows.counted[f"rows have a field that begins with a quote, an ordinary character here{advice}"] = num_quoted
+        rows.counted[BEGIN_WITH_A_QUOTE] = num_quoted
     return rows
 
 

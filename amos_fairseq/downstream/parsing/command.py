@@ -53,7 +53,7 @@ from amos_fairseq.files import explain_write_errors, write_text
 from amos_fairseq.strangers import read_text
 from amos_fairseq.text.encoding import BinarizedFile
 from amos_fairseq.text.input_files import read_lines
-from amos_fairseq.text.prepared_data import DATA, prepared_data
+from amos_fairseq.text.prepared_data import prepared_data
 from amos_fairseq.text.tokenization import Tokenizer
 
 NAME = "parsing"
@@ -222,7 +222,7 @@ def parse_file(results: Path, file: Path, out: Path, device: str, stop: threadin
     check_labels(loaded, TREES, OF_WORDS, relations, checkpoint.parent / LABELS_FILE)
     treebank = read_conllu(file)
     treebank.report("parse")
-    sentences = joined_as_in_training(treebank, results / DATA / NAME)
+    sentences = joined_as_in_training(treebank, checkpoint.parent)
     encoded = encode_sentences(loaded, sentences)
     predicted = predict_trees(loaded.model, encoded, relations, device, stop)
     trees = [with_cut_words(tree, len(one.words)) for tree, one in zip(predicted, sentences, strict=True)]

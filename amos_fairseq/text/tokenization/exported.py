@@ -76,8 +76,10 @@ def exported_tokenizer(tokenizer: FastTokenizer, num_separators: int = 1) -> tok
         library.add_special_tokens([token])
     if tokenizer.kind == SENTENCEPIECE:
         library = with_spaces_in_pieces(library)
+    # The second: of a folder that this function has written.
+    trims_offsets = any("ByteLevel" in str(step) for step in (library.pre_tokenizer, library.post_processor))
     frame_inputs(library, tokenizer.special_tokens, num_separators)
-    if tokenizer.kind == SENTENCEPIECE or "ByteLevel" in str(library.pre_tokenizer):
+    if tokenizer.kind == SENTENCEPIECE or trims_offsets:
         # add_prefix_space: a space that the first piece begins with may not be in the text, and is not trimmed.
         trimmed = processors.ByteLevel(trim_offsets=True, add_prefix_space=True)
         library.post_processor = processors.Sequence([trimmed, library.post_processor])

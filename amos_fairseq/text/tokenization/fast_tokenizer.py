@@ -57,6 +57,14 @@ _ROLES = (
     (MASK_SYMBOL, ("mask_token",), ("[MASK]", "<mask>")),
 )
 _CONFIGURATION_FILES = ("special_tokens_map.json", "tokenizer_config.json")
+# A setting of tokenizer_config.json, with which transformers builds the tokenizers of BERT's and RoBERTa's kind anew | the step
+# of tokenizer.json and its setting.
+_SAME_RULE = (
+    ("do_lower_case", "normalizer", "lowercase"),
+    ("strip_accents", "normalizer", "strip_accents"),
+    ("tokenize_chinese_chars", "normalizer", "handle_chinese_chars"),
+    ("add_prefix_space", "pre_tokenizer", "add_prefix_space"),
+)
 _BYTE = re.compile("<0x([0-9A-F]{2})>")  # SentencePiece's pieces for characters that have none
 # Behind a piece that ends within a character: the rest of one of the same script.
 _LAST_BYTES, _SPELLED_LAST_BYTES = b"\x80\x80\x80", "Ģ" * 3
@@ -119,6 +127,8 @@ class FastTokenizer(Tokenizer):
                     f"{path}: the dropout of its merges ({dropout:g}) is switched off, so that a text has one encoding"
                 )
             special_tokens = settings.get("special_tokens") or find_special_tokens(directory, library)
+            if not settings:
+                _warn_of_other_rules(directory, model)
             # Settings name all that is protected; without settings it is what the tokenizer.json calls special.
             protected = settings.get(_PROTECTED, []) if settings else find_markers(library, special_tokens)
             return cls(model, special_tokens, settings.get("kind", HUGGING_FACE), protected)
@@ -268,9 +278,12 @@ def find_special_tokens(directory: Path, tokenizer: tokenizers.Tokenizer) -> dic
         configured = {**_configured_tokens(directory / name), **configured}
     vocabulary = tokenizer.get_vocab(with_added_tokens=True)
     configured.setdefault("unk_token", getattr(tokenizer.model, "unk_token", None))
+    # MPNet's vocabulary also has BERT's [CLS], ... as ordinary pieces.
+    added = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
     special_tokens: dict[str, str] = {}
     for symbol, names, spellings in _ROLES:
-        candidates = (*(configured.get(name) for name in names), *spellings)
+        usual = sorted(spellings, key=lambda spelling: spelling not in added)
+        candidates = (*(configured.get(name) for name in names), *usual)
         token = next((token for token in candidates if token in vocabulary), None)
         # Some tokenizers use one token in two roles; an id can stand for one symbol only.
         if token is not None and token not in special_tokens.values():
@@ -282,6 +295,21 @@ def find_markers(library: tokenizers.Tokenizer, special_tokens: dict[str, str]) 
     """Return what the tokenizer calls special beside the ``special_tokens`` that stand for fairseq's symbols."""
     added = library.get_added_tokens_decoder().values()
     return [token.content for token in added if token.special and token.content not in special_tokens.values()]
+
+
+def _warn_of_other_rules(directory: Path, model: bytes) -> None:
+    path = directory / _CONFIGURATION_FILES[-1]
+    configured = read_json(path, "take it from the model again, or remove it", optional=True, **LAST_KEYS) or {}
+    if configured.get("tokenizer_class") == "PreTrainedTokenizerFast":  # which reads tokenizer.json
+        return
+    content = parse_json(model, **LAST_KEYS)
+    for name, step, rule in _SAME_RULE:
+        here = content.get(step) or {}
+        if name in configured and rule in here and configured[name] != here[rule]:
+            logger.warning(
+                f"{path}: {name} is {configured[name]}, tokenizer.json has {rule} {here[rule]}, which is used here; "
+                "transformers uses the former: make them equal to what the model was trained with"
+            )
 
 
 def _configured_tokens(path: Path) -> dict[str, str | None]:
@@ -359,9 +387,9 @@ def word_starts(tokenizer: Tokenizer) -> np.ndarray:
         decoder = decoders.ByteLevel()
         texts = [decoder.decode([piece + _SPELLED_LAST_BYTES]) for piece in pieces]
         has_mark = [text[0].isspace() for text in texts]
-    elif model.get("type") != "WordLevel" and any(piece.startswith(SPACE) for piece in pieces):
+    elif model.get("type") != "WordLevel" and any(piece.startswith((SPACE, " ")) for piece in pieces):
         texts = list(map(_text_of_bytes, pieces))
-        has_mark = [piece.startswith(SPACE) for piece in pieces]
+        has_mark = [piece.startswith((SPACE, " ")) for piece in pieces]  # a space: written by amos export
     else:
         added = {token["content"] for token in content["added_tokens"]}
         ordinary = set(map(unspell_piece, tokenizer.dictionary_symbols)) - added

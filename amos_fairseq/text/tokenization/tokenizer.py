@@ -33,8 +33,9 @@ _ZERO_WIDTH_SPACES = "\u200b\ufeff"
 MEASURED = 1 << 13
 # They choose a picture for the character before them.
 _VARIATION_SELECTORS = "\ufe0e\ufe0f"
-# The first character of a piece that follows a space: SentencePiece's mark, and a space spelled as a byte.
-_WORD_MARKS = "\u2581\u0120"
+# The first character of a piece that follows a space: SentencePiece's mark, a space spelled as a byte, and what amos export
+# writes.
+_WORD_MARKS = "\u2581\u0120 "
 
 
 def embedding_symbols(pieces: Iterable[str]) -> list[str]:
@@ -131,7 +132,7 @@ class Tokenizer(abc.ABC):
         for line in lines[::distance]:
             line = unicodedata.normalize("NFC", line[:MEASURED])
             # A piece also covers what normalization has removed between its characters.
-            removed = {character for character in set(line) if not self.normalize(character).strip(_WORD_MARKS + " ")}
+            removed = {character for character in set(line) if not self.normalize(character).strip(_WORD_MARKS)}
             covered = _covered(line, [_tidy(line, *piece) for piece in self.align(line)])
             visible = [place for place, character in enumerate(line) if _is_visible(character)]
             number += len(visible)
@@ -302,14 +303,15 @@ def tidy_spans(line: str, aligned: Iterable[AlignedPiece]) -> list[AlignedPiece]
 
 
 def _tidy(line: str, piece: str, start: int, end: int) -> AlignedPiece:
+    is_mark = not unspell_piece(piece).strip(_WORD_MARKS)
     while start < end and _is_space(line[start]):
         start += 1
     while end > start and _is_space(line[end - 1]):
         end -= 1
-    if not piece.strip(_WORD_MARKS) and line[start:end].strip(_WORD_MARKS):
+    if is_mark and line[start:end].strip(_WORD_MARKS):
         return piece, start, start
     within_character = start == end < len(line) and not _is_space(line[start])
-    if within_character and piece.strip(_WORD_MARKS):
+    if within_character and not is_mark:
         end = start + 1
     return piece, start, end
 
