@@ -139,7 +139,7 @@ def read_log(file: Path) -> dict[str, dict[str, Curve]]:
     """
     content = read_bytes(file, f"name a SAVE_DIR of fairseq-train with --user-dir amos_fairseq, or its {FILE_NAME}")
     curves: dict[str, dict[str, Curve]] = {}
-    lines, last_update = parse_lines(content), 0
+    lines, last_update, subset, others = parse_lines(content), 0, "", set()
     for number, text, record in lines:
         if record is None and (number < len(lines) or content.endswith(b"\n")):
             shown = text.decode(errors="replace")[:40]
@@ -152,12 +152,19 @@ def read_log(file: Path) -> dict[str, dict[str, Curve]]:
             problem = f"update {record['update']:,} comes after update {last_update:,}"
             raise UserError(f"{file}, line {number}: {problem}; remove the records of one of the two runs")
         last_update = record["update"]
+        if record["split"] != "train":
+            subset = subset or record["split"]
+            if record["split"] != subset:  # another text
+                others.add(record["split"])
+                continue
         split = curves.setdefault("train" if record["split"] == "train" else "valid", {})
         for key, value in record.items():
             if key not in ("split", "update"):
                 curve = split.setdefault(key, Curve([], []))
                 curve.updates.append(record["update"])
                 curve.values.append(math.nan if value is None else float(value))
+    if others:
+        print(f"{file}: of the validation subsets {subset} is drawn; left out: {', '.join(sorted(others))}")
     if not curves:
         raise UserError(f"{file}: no records yet; a run writes its first one after --log-interval updates")
     return curves

@@ -19,6 +19,7 @@ from fairseq.distributed import utils as distributed_utils
 from fairseq.logging import progress_bar
 from fairseq.trainer import Trainer
 from hydra.core.utils import JobReturn
+from omegaconf import OmegaConf
 from torch import Tensor
 from torch.multiprocessing.spawn import ProcessExitedException
 from torch.utils.data._utils import signal_handling
@@ -254,6 +255,9 @@ def validate_and_save(
     stock: Callable[..., Any], cfg: Any, trainer: Trainer, task: Any, epoch_itr: Any, *args: Any, **kwargs: Any
 ) -> tuple[list[float | None], bool]:
     settings = cfg
+    # fairseq would end the run after this epoch; with an interval in updates, without a last validation and checkpoint.
+    if args[-1:] == (True,) and epoch_itr.epoch == cfg.optimization.max_epoch:
+        settings = OmegaConf.merge(cfg, {"optimization": {"max_update": trainer.get_num_updates()}})
     for hook in active:
         settings = hook.before_completion(settings, trainer)
     valid_losses, is_last = stock(settings, trainer, task, epoch_itr, *args, **kwargs)

@@ -15,7 +15,9 @@ from typing import Any
 
 import torch
 from fairseq.distributed import utils as distributed_utils
+from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import JobReturn
+from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from amos_fairseq.checkpoint_files import describe_other_weights
@@ -42,6 +44,12 @@ COMMON_MISTAKES: list[tuple[type[Exception], str, str]] = [
     (ValueError, r"Seed must be (between .*)", r"--seed (common.seed) must be \1"),
     (ImportError, r"Please install apex to use LAMB", "--optimizer lamb needs NVIDIA's apex: use grouped_adam or adam"),
     (ImportError, r"Please install DeepSpeed", "--optimizer cpu_adam needs deepspeed: use grouped_adam or adam"),
+    (
+        ValueError,
+        r"Valid paths \[(.*)\] will be ignored",
+        r"\1 would not be validated on: name them in --valid-subset (dataset.valid_subset), or give "
+        "--combine-valid-subsets or --ignore-unused-valid-subsets (dataset.combine_valid_subsets, ...)",
+    ),
     (Exception, r"The dataset is empty", "the data contains no block to train on: give more text"),
     (
         Exception,
@@ -109,13 +117,26 @@ def report(error: BaseException) -> int | None:
 @contextlib.contextmanager
 def exit_on_mistake() -> Iterator[None]:
     """Turn what :func:`report` reports into ``SystemExit``, which neither Hydra nor a spawned rank catches."""
+    failed = None
     try:
         yield
     except (Exception, KeyboardInterrupt) as error:
         code = report(error)
         if code is None:
             raise
-        raise SystemExit(code) from None
+        if not (isinstance(error, UserError) and has_more_jobs()):
+            raise SystemExit(code) from None
+        failed = type(error)(str(error))
+    if failed is not None:  # without the frames of the job, which Hydra would keep with it until the end of the sweep
+        raise failed
+
+
+def has_more_jobs() -> bool:
+    """Return whether this process trains the jobs of a sweep one after the other: Hydra raises what one raises at the end."""
+    if not HydraConfig.initialized() or OmegaConf.is_missing(HydraConfig.get().job, "num"):
+        return False
+    is_basic = HydraConfig.get().launcher._target_.endswith(".BasicLauncher")
+    return is_basic and distributed_utils.get_global_world_size() == 1
 
 
 def install_exception_hook() -> None:

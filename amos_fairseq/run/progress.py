@@ -109,7 +109,7 @@ class Progress(Hook):
         if minutes := OmegaConf.select(cfg, "lr_scheduler.minutes"):
             limit = f"{minutes:g} minutes, with updates"
         else:
-            limit = f"{updates:,} updates" if updates else f"{epochs} epochs"
+            limit = " or ".join([f"{updates:,} updates"] * bool(updates) + [f"{epochs} epochs"] * bool(epochs))
         if minutes or updates or epochs:
             logger.info(f"{cfg.checkpoint.save_dir}: {limit}{_update_size(cfg)}; {_saves(cfg)}")
 

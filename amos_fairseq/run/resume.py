@@ -99,10 +99,12 @@ class Resume(Hook):
         if self.begins_branch:
             schedule_of(trainer).begin_branch(trainer.get_num_updates())
             trainer.lr_step_update()
-        limit = finished(trainer, epoch_itr) if cfg.restore_file == DEFAULT_FILE else None
-        if limit:
+        limit = finished(trainer, epoch_itr)
+        if limit and cfg.restore_file == DEFAULT_FILE:
             logger.info(f"nothing to do: the run in {cfg.save_dir} is finished ({limit}); raise the limit to train on")
-        raise_on_every_rank(None if limit else refusal(trainer, cfg.restore_file))
+            return
+        beyond = f"{cfg.restore_file} has reached its limit ({limit}): raise it to train on" if limit else None
+        raise_on_every_rank(refusal(trainer, cfg.restore_file) or beyond)
 
     def may_train(self, trainer: Any, epoch_itr: Any) -> bool:
         """Check the limits before each epoch. Stock fairseq compares --max-update only after the next update."""
@@ -225,7 +227,13 @@ def begins_branch(cfg: Any, decay_from: str) -> bool:
         )
     last = os.path.join(cfg.save_dir, f"checkpoint_last{cfg.checkpoint_suffix}.pt")
     if PathManager.isfile(last):
-        if schedule_state(last).get("decay_start") is None:
+        start, cfg_of_last = schedule_state(last).get("decay_start"), read_header(last).get("cfg")
+        schedule = cfg_of_last.get("lr_scheduler") if isinstance(cfg_of_last, dict) else None
+        # The file may have been deleted since, or be the last checkpoint of a run that goes on.
+        is_other = (
+            isinstance(schedule, dict) and schedule.get("decay_from") != decay_from and PathManager.isfile(decay_from)
+        )
+        if start is None or (is_other and start != num_updates_of(decay_from, read_header(decay_from))):
             raise UserError(
                 f"{last} is of another run, not of the decay from {decay_from}: give another checkpoint.save_dir"
             )
@@ -261,8 +269,10 @@ def checkpoint_to_load(cfg: Any) -> str | None:
                 f"--restore-file {path} does not exist: give the path of a checkpoint, or remove the flag to resume "
                 f"from {last}"
             )
-        # A checkpoint in SAVE_DIR is an intended step back; one from elsewhere repeats the first start.
-        if PathManager.isfile(last) and os.path.realpath(os.path.dirname(path)) != os.path.realpath(cfg.save_dir):
+        # A checkpoint in SAVE_DIR is an intended step back, once; one from elsewhere repeats the first start.
+        is_elsewhere = os.path.realpath(os.path.dirname(path)) != os.path.realpath(cfg.save_dir)
+        is_last = os.path.realpath(path) == os.path.realpath(last)
+        if PathManager.isfile(last) and not is_last and (is_elsewhere or restored_from(last) == cfg.restore_file):
             raise UserError(
                 f"--restore-file {path} would start again and overwrite {last}: remove the flag and --reset-* to resume "
                 "that run, or give another --save-dir; --finetune-from-model starts from a checkpoint once and resumes later"
@@ -275,6 +285,15 @@ def checkpoint_to_load(cfg: Any) -> str | None:
             f"--finetune-from-model {cfg.finetune_from_model} does not exist: give the path of a checkpoint"
         )
     return cfg.finetune_from_model
+
+
+def restored_from(path: str) -> Any:
+    """Return the ``--restore-file`` of the run that wrote a checkpoint; None for a damaged one, which is repaired later."""
+    try:
+        cfg = read_header(path).get("cfg")
+    except UserError:
+        return None
+    return OmegaConf.select(OmegaConf.create(cfg), "checkpoint.restore_file") if isinstance(cfg, dict) else None
 
 
 def refusal(trainer: Any, restore_file: str) -> str | None:

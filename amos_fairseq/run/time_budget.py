@@ -162,6 +162,12 @@ def check(cfg: Any) -> None:
                 "lr_scheduler.total_num_update (--total-num-update) is 0: give optimization.max_update (--max-update), or "
                 "lr_scheduler.minutes (--minutes)"
             )
+        if 0 < schedule.total_num_update <= schedule.warmup_updates:
+            logger.warning(
+                f"the learning rate reaches {schedule.total_num_update / schedule.warmup_updates:.2g} of its peak and never "
+                f"falls: the warm-up has {schedule.warmup_updates} of {schedule.total_num_update:g} updates; give a smaller "
+                "lr_scheduler.warmup_updates (--warmup-updates)"
+            )
         return
     given = HydraConfig.get().overrides.task if HydraConfig.initialized() else []
     overrides = [each.lstrip("+") for each in given]

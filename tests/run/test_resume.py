@@ -103,7 +103,13 @@ def test_a_start_from_elsewhere_does_not_overwrite_the_run_that_it_made(tmp_path
         path.touch()
     with pytest.raises(UserError, match=r"would start again and overwrite .*--finetune-from-model"):
         resume.checkpoint_to_load(checkpoint_config(tmp_path / "run", restore_file=str(elsewhere)))
-    assert resume.checkpoint_to_load(checkpoint_config(tmp_path / "run", restore_file=str(step_back))) == str(step_back)
+    cfg = checkpoint_config(tmp_path / "run", restore_file=str(step_back))
+    assert resume.checkpoint_to_load(cfg) == str(step_back)
+    torch.save(
+        {"model": {}, "cfg": {"checkpoint": {"restore_file": str(step_back)}}}, tmp_path / "run/checkpoint_last.pt"
+    )
+    with pytest.raises(UserError, match="would start again and overwrite"):  # a scheduler repeats the command
+        resume.checkpoint_to_load(cfg)
 
 
 @pytest.mark.parametrize(
