@@ -85,6 +85,7 @@ def read_probe_results(folder: str | Path) -> ProbeResults:
         content["results"] = [ProbeResult(**result) for result in strangers.field(content, "results", list)]
         strangers.field(content["checkpoint"], "num_updates", int)
         for name in ("data_sha256", "scored_on", "not_read"):
+            content["settings"].setdefault(name, {})
             strangers.field(content["settings"], name, dict)
         return ProbeResults(**content)
     except (TypeError, ValueError, KeyError, AttributeError) as error:

@@ -293,7 +293,8 @@ def restored_from(path: str) -> Any:
         cfg = read_header(path).get("cfg")
     except UserError:
         return None
-    return OmegaConf.select(OmegaConf.create(cfg), "checkpoint.restore_file") if isinstance(cfg, dict) else None
+    settings = cfg.get("checkpoint") if isinstance(cfg, dict) else None
+    return settings.get("restore_file") if isinstance(settings, dict) else None
 
 
 def refusal(trainer: Any, restore_file: str) -> str | None:

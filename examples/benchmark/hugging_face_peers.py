@@ -36,6 +36,7 @@ from transformers.models.bert.modeling_bert import BertEncoder
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.hugging_face.config import hugging_face_config
+from amos_fairseq.hugging_face.weights import exported_token_types
 from amos_fairseq.models.configuration import (
     MODERN,
     MODERN_ARCH,
@@ -246,7 +247,7 @@ def network_config(shape: TransformerConfig, vocabulary_size: int, pad: int) -> 
         max_position_embeddings=shape.max_positions,
         hidden_dropout_prob=shape.dropout,
         attention_probs_dropout_prob=shape.attention_dropout,
-        type_vocab_size=max(shape.num_token_types, 1),  # the library needs at least one
+        type_vocab_size=exported_token_types("electra", shape.num_token_types),
         attn_implementation="eager",
         layer_norm_eps=shape.layer_norm_eps,
         vocab_size=vocabulary_size,

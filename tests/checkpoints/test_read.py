@@ -39,6 +39,7 @@ def test_lines_end_as_in_a_corpus(save_dir):
     for ends, num_lines in (("\n", "\r\n", "\r"), 2), (("\u2028", "\x85", "\v"), 1):
         found = [pretrained.tokens(f"the dog{end}the fox").tolist().count(eos) for end in ends]
         assert found == [num_lines] * 3
+    assert pretrained.token_ids("the dog\x0cthe fox") == pretrained.token_ids("the dog the fox")
 
 
 def test_settings_added_later_have_their_defaults(save_dir):

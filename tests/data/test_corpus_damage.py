@@ -116,6 +116,10 @@ def test_verify_reads_everything(corpus: Path, capsys: pytest.CaptureFixture) ->
     (corpus / "corpus.json").write_text(json.dumps(manifest))
     with pytest.raises(UserError, match=r"has no corpus\.json with hashes"):
         verify_files([corpus])
+    shutil.rmtree(corpus / "tokenizer")
+    with pytest.raises(SystemExit):
+        main(["verify", str(corpus)])
+    assert f"{corpus} has no folder tokenizer: copy it again, or repeat amos prepare" in capsys.readouterr().err
 
 
 def test_a_sample_has_both_ends_and_the_size(tmp_path: Path) -> None:

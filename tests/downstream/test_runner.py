@@ -146,6 +146,8 @@ def test_checkpoints_are_stored_with_keep_checkpoints(tmp_path, trainings):
     assert len(list(tmp_path.rglob("*.pt"))) == 6
     state = torch.load(tmp_path / "runs/Toy/seed1/checkpoint_last.pt", weights_only=True)
     assert state["last_optimizer_state"] is not None
+    execute(tmp_path, seeds=(1, 2, 3, 4))  # a later command without it leaves them
+    assert len(list(tmp_path.rglob("*.pt"))) == 6
 
 
 def test_directory_of_another_run_is_refused_before_training(tmp_path, trainings):

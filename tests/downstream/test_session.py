@@ -89,6 +89,13 @@ def test_settings_of_computation_are_not_inherited(tmp_path: Path) -> None:
     assert not start.model.keys() & computing.keys()
 
 
+def test_a_linear_head_of_an_earlier_fine_tuning_is_not_inherited(tmp_path: Path) -> None:
+    """The recipe says which head this one has; only a linear one has a flag."""
+    for activation, inherited in (("linear", None), ("gelu", "gelu")):
+        run = write_run(tmp_path / activation, "mlm", classes=2, pooler_activation_fn=activation)
+        assert read_pretrained_checkpoint(run).model.get("pooler_activation_fn") == inherited
+
+
 @pytest.mark.parametrize("encoder", ["bert", "modernbert"])
 def test_modernbert_is_fine_tuned_without_attention_dropout(encoder: str, tmp_path: Path) -> None:
     """By the recipes of this package, whose 0.1 is BERT's; a recipe of one's own says what it says."""

@@ -1,8 +1,11 @@
 """``amos export``: its files, the tokenizer in them, the content of the card, and errors."""
 
+import dataclasses
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import torch
@@ -19,14 +22,18 @@ from tokenizers import Tokenizer as Library
 
 from amos_fairseq.checkpoints.read import load_checkpoint
 from amos_fairseq.cli.main import main
+from amos_fairseq.downstream.results import content_sha256
 from amos_fairseq.downstream.session import read_pretrained_checkpoint
 from amos_fairseq.errors import UserError
 from amos_fairseq.hugging_face import export as export_module
 from amos_fairseq.hugging_face.export import check_output_folder, export
 from amos_fairseq.hugging_face.import_folder import read_folder_tokenizer
+from amos_fairseq.hugging_face.parts import Choice, choose_part, label_settings
+from amos_fairseq.hugging_face.weights import Head
+from amos_fairseq.models.fine_tuning import TEXT_HEAD
 from amos_fairseq.text.tokenization import load_tokenizer
 from amos_fairseq.text.tokenization.exported import exported_tokenizer, with_padding_at_1
-from amos_fairseq.text.tokenization.fast_tokenizer import FastTokenizer, row_map
+from amos_fairseq.text.tokenization.fast_tokenizer import FastTokenizer, row_map, word_starts
 
 FILES = {"README.md", "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
 METRICS = [
@@ -208,6 +215,58 @@ def test_names_of_labels_in_another_order_are_refused(tmp_path, capsys):
         assert "`bad` |" in card_of(run, tmp_path / f"out {labels}", "--labels", "good,bad")
     for number, names in enumerate(("bad,good", "schlecht,gut")):
         assert f"`{names.split(',')[1]}` |" in card_of(run, tmp_path / f"out{number}", "--labels", names)
+
+
+def test_kind_of_labels_without_task_json(tmp_path):
+    """The fingerprint of the training tells it, so several labels are not exported as classes."""
+    loaded = load_checkpoint(write_run(tmp_path / "run", classes=2))
+    of_training = {f"labels of {TEXT_HEAD}": content_sha256(["labels", ["a", "b"]])}
+    trained = dataclasses.replace(loaded, task_state=of_training)
+    settings = (Head.SEQUENCE_CLASSIFICATION, TEXT_HEAD)
+    assert label_settings(loaded, *settings, None, None)["problem_type"] == "single_label_classification"
+    assert label_settings(trained, *settings, ["a", "b"], None)["problem_type"] == "multi_label_classification"
+    for labels in (None, ["b", "a"]):
+        with pytest.raises(
+            UserError, match=r"task\.json, which says whether its outputs are classes or several labels"
+        ):
+            label_settings(trained, *settings, labels, None)
+
+
+def test_the_scored_checkpoint_of_a_fine_tuning_is_exported(tmp_path, monkeypatch):
+    run = write_run(tmp_path / "run", classes=2)
+    (run / "checkpoint_best.pt").write_bytes((run / "checkpoint_last.pt").read_bytes())
+    scored = SimpleNamespace(checkpoint="checkpoint_best.pt")
+    for result, file in ((None, run), (scored, run / "checkpoint_best.pt")):
+        monkeypatch.setattr(export_module, "read_result", lambda folder, result=result: result)
+        monkeypatch.setattr(export_module, "load_checkpoint", mock.Mock(side_effect=UserError("read")))
+        with pytest.raises(UserError, match="read"):
+            export(run, tmp_path / "out")
+        assert export_module.load_checkpoint.call_args.args[0] == file
+
+
+def test_random_heads_of_an_import_are_not_exported(tmp_path):
+    mlm, amos = (load_checkpoint(write_run(tmp_path / name, name)) for name in ("mlm", "amos"))
+    new = dataclasses.replace(mlm, is_new=frozenset({"mlm_head"}))
+    assert (choose_part(mlm, Choice()).head, choose_part(new, Choice()).head) == (Head.MASKED_LM, Head.NONE)
+    new_amos = dataclasses.replace(amos, is_new=frozenset({"detection_head", "generators", "mlm_heads"}))
+    for loaded, part in ((new, "mlm"), (new_amos, "generator"), (new_amos, "discriminator")):
+        choose_part(dataclasses.replace(loaded, is_new=frozenset()), Choice(part=part))
+        with pytest.raises(UserError, match=r"was imported without \w+, which is random: export the encoder"):
+            choose_part(loaded, Choice(part=part))
+
+
+def test_words_of_a_folder_that_is_read_again(tmp_path):
+    """A lone word mark, which the export spells as a space, does not get the first character of its word."""
+    tokenizer = small_tokenizer()
+    run = write_run(tmp_path / "run", "mlm", tokenizer)
+    assert main(["export", str(run), str(tmp_path / "out"), "--no-check"]) == 0
+    again = read_folder_tokenizer(tmp_path / "out")
+    texts = [*LINES, "zzz", "a z", "q"]
+    assert any(start == end for text in texts for _, start, end in tokenizer.encode_with_offsets(text))
+    for text in texts:
+        before, after = (one.encode_with_offsets(text) for one in (tokenizer, again))
+        assert [span[1:] for span in before] == [span[1:] for span in after]
+    assert word_starts(again).sum() == word_starts(tokenizer).sum()
 
 
 # Run, flags, what the line names.

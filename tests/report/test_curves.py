@@ -47,6 +47,13 @@ def test_curves_hold_the_records(save_dir):
     assert str(plotting.read_log(save_dir / "metrics.jsonl")) == str(curves)  # as text: nan is unequal to itself
 
 
+def test_one_of_several_validation_subsets_is_drawn(tmp_path, capsys):
+    write(tmp_path / "log.jsonl", record("valid", 10), record("test", 10, rtd_auc=0.9), record("valid", 20))
+    curves = plotting.read_log(tmp_path / "log.jsonl")
+    assert (curves["valid"]["rtd_auc"].updates, curves["valid"]["rtd_auc"].values) == ([10, 20], [0.6, 0.6])
+    assert "of the validation subsets valid is drawn; left out: test" in capsys.readouterr().out
+
+
 def test_unigram_entropy_is_a_line_for_each_text(save_dir, tmp_path):
     """The last one that validation logged; runs on the same text share it, one without it has none."""
     others = []

@@ -64,7 +64,10 @@ def test_rows_of_baselines_and_notes_of_single_results(tmp_path):
     folders = []
     for name, linear, note in (("a", 57.0, "4.8"), ("b", 61.0, "4.7")):
         scores = {"most frequent class": {"accuracy": 54.0}, "linear": {"accuracy": linear, "f1": 1.0}}
-        more = {"baselines": {"classification": {"num_scored": 100, "scores": scores}}, "notes": ["a note", note]}
+        more = {
+            "baselines": {"classification": {"num_scored": 100, "scores": scores, "data_sha256": "d" * 64}},
+            "notes": ["a note", note],
+        }
         of_run = (tmp_path / name, 5, tmp_path / name / "run")
         folders.append(write_summary(*of_run, benchmark="classification", **more, classification=65.0))
     table = benchmark_table(read_benchmarks(folders, "--glue"))

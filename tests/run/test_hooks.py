@@ -77,6 +77,22 @@ def test_a_hook_can_refuse(happened: list[str]) -> None:
     assert hooks.save_checkpoint(pytest.fail, None, TRAINER) is None
 
 
+@pytest.mark.parametrize(("epoch", "ends", "seen"), [(2, True, 7), (2, False, 0), (1, True, 0)])
+def test_the_last_update_of_max_epoch_is_validated_and_saved(epoch, ends, seen, monkeypatch) -> None:
+    """fairseq does so where an update reaches its limit of updates, not where an epoch is the last one."""
+    cfg = OmegaConf.structured(FairseqConfig)
+    cfg.optimization.max_epoch = 2
+    monkeypatch.setattr(hooks, "active", [])
+    trainer, limits = SimpleNamespace(get_num_updates=lambda: 7), []
+
+    def validate_and_save(settings: Any, *args: Any) -> tuple[list[None], bool]:
+        limits.append(settings.optimization.max_update)
+        return [None], False
+
+    hooks.validate_and_save(validate_and_save, cfg, trainer, None, SimpleNamespace(epoch=epoch), ["valid"], ends)
+    assert limits == [seen]
+
+
 def test_moments_of_a_bar(happened: list[str]) -> None:
     def make(**settings: Any) -> Any:
         class Bar(list):
@@ -134,7 +150,9 @@ def test_a_checkpoint_is_repaired_before_it_is_checked_and_a_refused_run_notes_n
     trainer = SimpleNamespace(
         get_model=lambda: SimpleNamespace(set_num_updates=lambda number: None),
         task=SimpleNamespace(cfg=SimpleNamespace(data=""), load_state_dict=lambda state: None, state_dict=dict),
-        cfg=OmegaConf.create({"model": {}, "optimization": {"max_update": 100, "max_epoch": 0}}),
+        cfg=OmegaConf.create(
+            {"model": {}, "optimization": {"max_update": 100, "max_epoch": 0, "stop_time_hours": 0.0}}
+        ),
         get_num_updates=lambda: 5,
         get_lr=lambda: 0.0,
     )

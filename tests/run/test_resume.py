@@ -123,6 +123,7 @@ def test_a_start_from_elsewhere_does_not_overwrite_the_run_that_it_made(tmp_path
         ({"share_of_peak": 0.5}, None, {}, "but the rate is 0.5 of its peak there: give a checkpoint between"),
         ({"best": None}, None, {}, "but the rate is not known there: give a checkpoint between"),
         ({"share_of_peak": 1.0}, None, {"restore_file": "x.pt"}, "exclude each other: leave out the former"),
+        ({"share_of_peak": 1.0}, {"decay_start": 4}, {}, "is of another run, not of"),  # an earlier branch
     ],
 )
 def test_a_branch_begins_in_a_constant_part_and_once(of_file, of_last, changes, expected, tmp_path) -> None:
@@ -130,7 +131,9 @@ def test_a_branch_begins_in_a_constant_part_and_once(of_file, of_last, changes, 
     for path, state in ((file, of_file), (last, of_last)):
         path.parent.mkdir()
         if state is not None:
-            torch.save({"model": {}, "optimizer_history": [HISTORY | {"lr_scheduler_state": state}]}, path)
+            history = [HISTORY | {"lr_scheduler_state": state}]
+            cfg = {"lr_scheduler": {"decay_from": "another name"}}
+            torch.save({"model": {}, "cfg": cfg, "optimizer_history": history}, path)
     cfg = checkpoint_config(tmp_path / "branch", **changes)
     if isinstance(expected, bool):
         assert resume.begins_branch(cfg, str(file)) is expected
@@ -282,6 +285,13 @@ def test_a_model_counts_the_updates_of_a_new_schedule() -> None:
     Resume().after_load(SimpleNamespace(restore_file="checkpoint_last.pt"), trainer, SimpleNamespace(), None)
     assert model.temperature == 2
     assert trainer._previous_training_time == 0, "that of the checkpoint is not the time of this run"
+
+
+def test_a_step_back_behind_its_limit_is_refused() -> None:
+    trainer = trainer_at(50, max_update=100, total=100, stop_time_hours=2.0)
+    trainer.get_model = lambda: SimpleNamespace(set_num_updates=lambda number: None)
+    with pytest.raises(UserError, match=r"x\.pt has reached its limit \(50 updates in --stop-time-hours 2\): raise it"):
+        Resume().after_load(SimpleNamespace(restore_file="x.pt"), trainer, SimpleNamespace(next_epoch_idx=1), None)
 
 
 @pytest.mark.parametrize("starts_anew", [False, True])

@@ -242,3 +242,10 @@ def test_time_replaces_the_updates_of_a_recipe_before_other_settings_follow_them
         time_budget.let_time_end(cfg)
         found = cfg.optimization.max_update, cfg.model.max_update, cfg.lr_scheduler.total_num_update
         assert found == (0, 0, 1750)
+
+
+def test_a_warm_up_longer_than_the_run_is_said(caplog) -> None:
+    for warmup, is_said in ((10, True), (9, False)):
+        caplog.clear()
+        TimeBudget().before_launch(settings(total_num_update=10, warmup_updates=warmup))
+        assert ("reaches 1 of its peak and never falls: the warm-up has 10 of 10 updates" in caplog.text) == is_said

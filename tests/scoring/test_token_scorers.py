@@ -1,5 +1,6 @@
 """Log-probabilities of tokens against loops over single sequences; of ELECTRA against an enumeration of all cases."""
 
+import dataclasses
 import math
 
 import pytest
@@ -12,7 +13,7 @@ from amos_fairseq.models.configuration import EncoderConfig
 from amos_fairseq.models.electra import ElectraConfig, ElectraModel
 from amos_fairseq.models.electric import ElectricConfig, ElectricModel
 from amos_fairseq.models.mlm import MlmModel
-from amos_fairseq.scoring.token_scorers import build_token_scorer
+from amos_fairseq.scoring.token_scorers import build_pair_scorer, build_token_scorer
 
 NUM_WORDS = 5
 LENGTHS = (4, 1, 6, 0, 4, 2)
@@ -152,3 +153,15 @@ def test_generator_without_context():
 def test_a_generator_that_never_samples_the_original_is_refused():
     with pytest.raises(UserError, match=r"tiny.pt gives no probability of a token: .*never allowed to sample the or"):
         build_token_scorer(electra(disallow_true_token=True), 4096)
+
+
+def test_a_head_that_an_import_lacks_is_refused():
+    for loaded in (pretrained(MlmModel, EncoderConfig(**SCORED_SIZES), NUM_WORDS), electra()):
+        random = dataclasses.replace(loaded, is_new=frozenset({"mlm_head", "generator"}))
+        with pytest.raises(
+            UserError, match=r"tiny.pt was imported without mlm_head, which is random: import a model that"
+        ):
+            build_token_scorer(random, 4096)
+    build_pair_scorer(random, 4096)
+    with pytest.raises(UserError, match="without detection_head"):
+        build_pair_scorer(dataclasses.replace(loaded, is_new=frozenset({"detection_head"})), 4096)

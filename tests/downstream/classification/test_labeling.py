@@ -131,6 +131,17 @@ def test_a_table_without_a_header(results, tmp_path):
     assert [row["2"] for row in rows] == TEXTS
 
 
+def test_quotes_of_csv_are_counted(results, tmp_path, capsys):
+    (tmp_path / "new.tsv").write_text('text\tprobability\n"the ""dog"""\t1\nthe fox\t2\n')
+    with pytest.raises(UserError, match="has a column 'probability', which is added here"):
+        label(results, tmp_path / "new.tsv", tmp_path / "l.jsonl")
+    (tmp_path / "new.tsv").write_text('text\tn\n"the ""dog"""\t1\nthe fox\t2\n')
+    label(results, tmp_path / "new.tsv", tmp_path / "l.jsonl")
+    assert (
+        "new.tsv: 1 rows have a field that begins with a quote, an ordinary character here" in capsys.readouterr().err
+    )
+
+
 def test_quotes_and_header_are_those_of_the_training_table(start, fake_training, tmp_path):
     lines = "".join(f'"the ""dog"" {n}"\t{"ab"[n % 2]}\n' for n in range(20))
     (tmp_path / "t.tsv").write_text(lines)
