@@ -99,7 +99,7 @@ def test_pair_is_two_texts_in_one_sequence(encoder):
 
 def test_features_of_a_fine_tuned_checkpoint_are_those_of_its_encoder(save_dir, encoder):
     fine_tuned = amos_fairseq.load(save_dir / "fine_tuned.pt")
-    lines = [text for text in TEXTS if len(text.splitlines()) < 2]
+    lines = [text for text in TEXTS if "\n" not in text]
     torch.testing.assert_close(fine_tuned(lines).states, encoder(lines).states, **ROUNDING)
     # It was trained on one line of text.
     assert torch.equal(fine_tuned("the dog\nthe fox").tokens, fine_tuned("the dog the fox").tokens)

@@ -3,6 +3,7 @@
 import json
 import random
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -14,9 +15,10 @@ import amos_fairseq
 from amos_fairseq.checkpoints.read import load_checkpoint
 from amos_fairseq.cli.main import main
 from amos_fairseq.downstream.results import write_record
+from amos_fairseq.downstream.tagging.command import joined_as_in_training
 from amos_fairseq.downstream.tagging.word_files import read_conllu
 from amos_fairseq.files import file_sha256
-from amos_fairseq.text.tokenization.tokenizer import Tokenizer, join_words
+from amos_fairseq.text.tokenization.tokenizer import join_words
 from amos_fairseq.text.vocabulary import learn_tokenizer
 
 pytestmark = pytest.mark.slow
@@ -71,7 +73,7 @@ def command(place: Path, out: Path, *flags: object, train: str = "train.conllu")
     return ["parse", *map(str, [*given, "--recipe", place / "recipe.yaml", "--seeds", 1, "--cpu", *flags])]
 
 
-def test_trees_of_a_grammar_are_learned(place, tmp_path, capsys, monkeypatch):
+def test_trees_of_a_grammar_are_learned(place, tmp_path, capsys):
     done = run_main(main, *command(place, place / "out"))
     assert done.returncode == 0, done.stderr[-3000:]
     scores = json.loads((place / "out" / "parsing.json").read_text())["tasks"]["parsing"]["scores"]
