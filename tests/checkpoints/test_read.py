@@ -1,5 +1,6 @@
 """The safe reading of checkpoints and of frozen generators: which are refused, and what can be read without a generator."""
 
+import dataclasses
 import argparse
 from pathlib import Path
 from types import SimpleNamespace
@@ -39,7 +40,10 @@ def test_lines_end_as_in_a_corpus(save_dir):
     for ends, num_lines in (("\n", "\r\n", "\r"), 2), (("\u2028", "\x85", "\v"), 1):
         found = [pretrained.tokens(f"the dog{end}the fox").tolist().count(eos) for end in ends]
         assert found == [num_lines] * 3
-    assert pretrained.token_ids("the dog\x0cthe fox") == pretrained.token_ids("the dog the fox")
+    lines: list[str] = []
+    read = dataclasses.replace(pretrained, tokenizer=SimpleNamespace(encode=lambda line: lines.append(line) or []))
+    read.token_ids("the dog\x0cthe fox\nthe end")  # other tokenizers than this one would join the words
+    assert lines == ["the dog the fox", "the end"]
 
 
 def test_settings_added_later_have_their_defaults(save_dir):
