@@ -131,7 +131,7 @@ def run_steps(given: Adaptation, out: Path, prepare: Callable[[Path, Path], None
         )
     num_tokens = read_json(manifest, OTHER_OUT)["train"]["tokens"]
     if num_tokens < (needed := text_of_update(cfg)):
-        advice = "give more text and another --out, or a smaller --batch-size or --length"
+        advice = "give a smaller --batch-size or --length, or more text with another --out"
         raise UserError(f"TEXT has {num_tokens:,} tokens to train on, an update reads {needed:,}: {advice}")
     say(describe_training(cfg, num_tokens), "adapt")
     if pairs is not None:

@@ -56,8 +56,11 @@ def refuse_given(arguments: argparse.Namespace, names: Iterable[str], reason: st
             raise UserError(f"--{name.replace('_', '-')} {reason}: leave it out")
 
 
-def add_checkpoint(parser: argparse.ArgumentParser) -> None:
-    text = "checkpoint, or SAVE_DIR of a run (its last checkpoint, or the best one where fine-tuning kept only that)"
+def add_checkpoint(
+    parser: argparse.ArgumentParser,
+    of_run: str = "its last checkpoint, or the best one where fine-tuning kept only that",
+) -> None:
+    text = f"checkpoint, or SAVE_DIR of a run ({of_run})"
     parser.add_argument("checkpoint", metavar="CHECKPOINT", help=text)
     text = "tokenizer directory of the run (default: the directory tokenizer beside the checkpoint)"
     parser.add_argument("--tokenizer", metavar="DIR", help=text)

@@ -22,7 +22,7 @@ command loads OUT and compares it with CHECKPOINT before it puts the folder in p
 
 def add_parser(subparsers: Any) -> None:
     parser = add_subcommand(subparsers, "export", "write a checkpoint as a Hugging Face folder", DESCRIPTION, run)
-    add_checkpoint(parser)
+    add_checkpoint(parser, "its last checkpoint; of fine-tuning the one that was scored")
     add = parser.add_argument
     add("out", metavar="OUT", type=Path, help="folder to write")
     of_model = parser.add_mutually_exclusive_group()

@@ -26,7 +26,9 @@ def run(arguments: argparse.Namespace) -> None:
 
     directories = corpus_directories(shard_directories(arguments.data), needs_all=False)
     if Vocabulary.of_corpus(directories, None).load_tokenizer() is None:
-        raise UserError(f"{arguments.data} has no folder {TOKENIZER_DIRECTORY}: copy it again, or repeat amos prepare")
+        raise UserError(
+            f"{arguments.data}: the corpus has no folder {TOKENIZER_DIRECTORY}: copy that folder again, or repeat amos prepare"
+        )
     size = verify_files(directories)
     shards = f"{len(directories)} shard{'s' * (len(directories) > 1)}"
     print(f"{arguments.data}: the {size:,} bytes in {shards} and the tokenizer are as amos prepare wrote them")

@@ -211,12 +211,16 @@ def _read(path: Path, name: str) -> dict[str, Any]:
             known = ", ".join(recipe_names())
             raise UserError(f"{path}: extends must name a built-in recipe, one of {known}, not {base}")
         inherited = _read(RECIPES / f"{base}.yaml", base)
-        for size, values in inherited.get("sizes", {}).items():
-            hidden = sorted(values.get("defaults", {}).keys() & _mapping(content, "defaults", path).keys())
-            if hidden and "sizes" not in content:
+        own = _mapping(content, "defaults", path).keys() | _mapping(content, "grid", path).keys()
+        tasks = _section(content, "tasks", path)
+        for size, values in inherited.get("sizes", {}).items() if "sizes" not in content else ():
+            hidden = sorted(values.get("defaults", {}).keys() & own)
+            for task, of_size in values.get("tasks", {}).items():
+                hidden += [f"{name} of {task}" for name in sorted(of_size.keys() & tasks.get(task, {}).keys())]
+            if hidden:
                 raise UserError(
-                    f"{path}: defaults has {hidden[0]}, which {base} replaces in its {size} models: give sizes too, "
-                    "such as 'sizes: {}'"
+                    f"{path}: it sets {hidden[0]}, but the sizes of {base} set it too, here for {size} models, and would win: "
+                    "give sizes as well, such as 'sizes: {}'"
                 )
         content = inherited | content
     if not isinstance(content, dict) or not content.get("tasks"):

@@ -100,9 +100,8 @@ def read_pretrained_checkpoint(checkpoint: str | Path, from_scratch: bool = Fals
     if settings.get("electric_variant") == "two_tower":
         raise UserError(f"{file}: {NO_ENCODER}")
     model = {name: settings[name] for name in sorted(MODEL_FIELDS & settings.keys())}
-    if (
-        model.get("pooler_activation_fn") == LINEAR_HEAD
-    ):  # of an earlier fine-tuning; this one's recipe says what the head is
+    # The recipe of this fine-tuning says what the head is, not that of an earlier one.
+    if model.get("pooler_activation_fn") == LINEAR_HEAD:
         del model["pooler_activation_fn"]
     try:
         num_kept, _ = parse_layers(str(settings["layers"]), number_of_layers(model))

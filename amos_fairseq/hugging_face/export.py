@@ -302,9 +302,9 @@ def export(
     """
     from transformers.utils import logging
 
-    folder = Path(checkpoint)
-    if folder.is_dir() and (scored := read_result(folder)) is not None and (folder / scored.checkpoint).is_file():
-        checkpoint = folder / scored.checkpoint  # --keep-checkpoints, or a kill, leaves the last one beside it
+    run = Path(checkpoint)
+    if run.is_dir() and (scored := read_result(run)) is not None and (run / scored.checkpoint).is_file():
+        checkpoint = run / scored.checkpoint  # --keep-checkpoints, or a kill, leaves the last one beside it
     loaded = load_checkpoint(checkpoint, tokenizer)
     check_scored(loaded.file)
     choice, card = choice or Choice(), card or CardSettings()

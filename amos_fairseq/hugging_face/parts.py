@@ -40,6 +40,7 @@ from amos_fairseq.models.teams import TeamsModel
 from amos_fairseq.modules.encoder import TransformerConfig, TransformerEncoder, with_layers
 from amos_fairseq.modules.heads import DenseDetectionHead
 from amos_fairseq.modules.modern_encoder import ModernBertEncoderConfig
+from amos_fairseq.output.terminal import say
 from amos_fairseq.strangers import read_json
 
 _CONSTANT = 1e-3  # relative to the largest state; the states of random weights differ by about 1
@@ -181,8 +182,8 @@ def refuse(loaded: LoadedCheckpoint, what: str) -> NoReturn:
 def refuse_random(loaded: LoadedCheckpoint, *heads: str) -> None:
     if new := loaded.is_new.intersection(heads):
         raise UserError(
-            f"{loaded.file} was imported without {min(new)}, which is random: export the encoder (--part encoder), or train it "
-            "first"
+            f"{loaded.file} was imported without {min(new)}, which is random: train the model first, or export the encoder "
+            "(--part encoder)"
         )
 
 
@@ -364,10 +365,15 @@ def kind_of_training(loaded: LoadedCheckpoint, head: str, labels: Sequence[str])
     for kind in KINDS:
         if are_trained_labels(loaded, head, kind, [] if kind == "number" else labels):
             return kind
-    raise UserError(
-        f"{loaded.file}: {TASK_FILE}, which says whether its outputs are classes or several labels, is not beside it: copy it "
-        "there, or give the labels of the training, in their order, as --labels A,B,..."
+    unknown = (
+        f"{loaded.file}: {TASK_FILE}, which says whether its outputs are classes or several labels, is not beside it"
     )
+    if not labels:
+        raise UserError(
+            f"{unknown}: copy it there, or give the labels of the training, in their order, as --labels A,B,..."
+        )
+    say(f"WARNING: {unknown}, and --labels are not the names of the training: taken as classes", "export")
+    return "classes"
 
 
 def _named_classes(names: Sequence[str]) -> dict[str, Any]:

@@ -135,8 +135,8 @@ def cost_of_update(run: PretrainingRun | None, unit: str) -> float | None:
 
 def points_over_cost(
     results: Sequence[Summary], runs: Sequence[PretrainingRun], over: str | None = None
-) -> tuple[dict[str, list[CostSeries]], str]:
-    """Return, by task, the scores of each run with results of two or more checkpoints, and the unit of the cost.
+) -> tuple[dict[str, list[CostSeries]], str, list[str]]:
+    """Return, by task, the scores of each run with results of two or more checkpoints, the unit of the cost, and notes.
 
     ``over``: a key of :data:`COSTS`; None for FLOPs where several runs are drawn and those of all are known, updates otherwise.
     """
@@ -159,12 +159,15 @@ def points_over_cost(
                 f"--over {unit}: those of {folder} are unknown; give its SAVE_DIR as RUN, or another --over"
             )
     panels: dict[str, list[CostSeries]] = {}
+    left_out: list[str] = []
     for folder, of_run in by_run.items():
         label = known[folder].name if folder in known else folder.name
         for column in dict.fromkeys(column for spreads in of_run.values() for column in spreads):
             known_updates = [(updates, one[column]) for updates, one in sorted(of_run.items()) if column in one]
             cost = costs[unit][folder]
             points = [(updates * cost, spread.median, spread.deviation or 0.0) for updates, spread in known_updates]
-            if len(points) > 1 and (folder, column) not in twice:
+            if len(points) > 1 and (folder, column) in twice:
+                left_out.append(f"{label}, {column} is left out: a checkpoint has two results; give one table")
+            elif len(points) > 1:
                 panels.setdefault(column, []).append(CostSeries(label, points))
-    return panels, COSTS[unit]
+    return panels, COSTS[unit], left_out

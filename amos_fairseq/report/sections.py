@@ -222,13 +222,13 @@ def benchmark_section(anchor: str, title: str, source: str, results: Sequence[Su
 
 def over_cost_section(results: Sequence[Summary], runs: Sequence[PretrainingRun], over: str | None) -> Section:
     section = Section("score_by_cost", "Score over the cost of pretraining", "AMOS Figure 6, TEAMS Figure 3")
-    panels, unit = points_over_cost(results, runs, over)
+    panels, unit, section.notes = points_over_cost(results, runs, over)
     if not panels:
         if over is not None:
             section.missing = f"--over {over} has no effect: no run has two checkpoints with scores of one task; "
         section.missing += (
-            "results for two or more checkpoints of one run, one for each checkpoint and task, add it, with --glue DIR DIR ... "
-            "or --tag DIR DIR ..."
+            "it needs results of two or more checkpoints of one run, and for each of them one result of a task: give --glue "
+            "DIR DIR ... or --tag DIR DIR ..."
         )
         return section
     section.caption = (

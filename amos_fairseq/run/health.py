@@ -116,6 +116,11 @@ class Divergence(Hook):
         self.recent: deque[list[float]] = deque(maxlen=self.WINDOW)  # loss and gradient norm of an update
         self.num_suspicious = 0
         self.norm: float | None = None  # of this update
+        self.is_last = False  # whether this update is the last one
+
+    def before_completion(self, cfg: Any, trainer: Trainer) -> Any:
+        self.is_last = trainer.get_num_updates() == cfg.optimization.max_update  # also of the last epoch
+        return cfg
 
     def after_load(self, cfg: Any, trainer: Trainer, epoch_itr: Any, extra_state: dict[str, Any] | None) -> None:
         """Restore the window where the run continues; a new run from old weights has its own."""
@@ -158,8 +163,7 @@ class Divergence(Hook):
         return statistics.median(losses), statistics.median(norms)
 
     def may_save(self, trainer: Trainer) -> bool:
-        is_last = trainer.get_num_updates() == trainer.cfg.optimization.max_update
-        if not self.num_suspicious or is_last or getattr(schedule_of(trainer), "has_ended", False):
+        if not self.num_suspicious or self.is_last or getattr(schedule_of(trainer), "has_ended", False):
             return True
         logger.warning("update %d is suspicious and is not saved", trainer.get_num_updates())
         return False

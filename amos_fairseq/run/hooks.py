@@ -93,7 +93,7 @@ def call_main(stock: Callable[..., Any], cfg: Any, main: Callable[..., Any], **k
     A user's mistake, now or later in any rank, becomes one line and an exit code instead of a traceback.
     """
     patching.patch_starting_scripts()
-    with report_user_errors():
+    with mistakes.exit_on_mistake():
         check_configuration(cfg)
         distribution.arrange_ranks(cfg)
         for hook in active:
@@ -255,7 +255,7 @@ def validate_and_save(
     stock: Callable[..., Any], cfg: Any, trainer: Trainer, task: Any, epoch_itr: Any, *args: Any, **kwargs: Any
 ) -> tuple[list[float | None], bool]:
     settings = cfg
-    # fairseq would end the run after this epoch; with an interval in updates, without a last validation and checkpoint.
+    # fairseq ends the run after this epoch: with intervals in updates, without a last validation and checkpoint.
     if args[-1:] == (True,) and epoch_itr.epoch == cfg.optimization.max_epoch:
         settings = OmegaConf.merge(cfg, {"optimization": {"max_update": trainer.get_num_updates()}})
     for hook in active:

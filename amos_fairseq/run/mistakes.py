@@ -116,7 +116,11 @@ def report(error: BaseException) -> int | None:
 
 @contextlib.contextmanager
 def exit_on_mistake() -> Iterator[None]:
-    """Turn what :func:`report` reports into ``SystemExit``, which neither Hydra nor a spawned rank catches."""
+    """Turn what :func:`report` reports into ``SystemExit``, which neither Hydra nor a spawned rank catches.
+
+    Where this process trains the jobs of a sweep one after the other, raise a user's mistake: Hydra trains the other jobs, and
+    raises it at the end.
+    """
     failed = None
     try:
         yield

@@ -90,11 +90,9 @@ class Resume(Hook):
         trainer.get_model().may_be_longer = from_first_rank(check)
 
     def after_load(self, cfg: Any, trainer: Any, epoch_itr: Any, extra_state: Any) -> None:
-        if (
-            trainer.get_num_updates() == 0
-        ):  # fairseq would go on with the time of the checkpoint that the run starts from
-            trainer._previous_training_time = 0.0
-        # It has told the model the updates of the checkpoint, also where a new schedule begins with its weights.
+        if trainer.get_num_updates() == 0:
+            trainer._previous_training_time = 0.0  # fairseq would go on with that of the checkpoint it starts from
+        # fairseq has told the model the updates of the checkpoint, also where a new schedule begins with its weights.
         trainer.get_model().set_num_updates(trainer.get_num_updates())
         if self.begins_branch:
             schedule_of(trainer).begin_branch(trainer.get_num_updates())

@@ -34,6 +34,7 @@ from omegaconf import OmegaConf
 
 from amos_fairseq.errors import INTERRUPTED, REQUEUE
 from amos_fairseq.run.hook import Hook
+from amos_fairseq.run.resume import DEFAULT_FILE
 
 logger = logging.getLogger(__name__)
 
@@ -142,9 +143,10 @@ class Signals(Hook):
             self.save(cfg, trainer, epoch_itr)
         if trainer.data_parallel_world_size > 1:
             torch.distributed.barrier()  # a launcher kills the other ranks as soon as the first one exits
-        logger.info(
-            f"{name}: stopped after update {updates}, exit code {code}; start the same command again to continue"
-        )
+        # A branch has its restore_file from run/resume.py: its command is repeated as it is.
+        goes_back = cfg.checkpoint.restore_file != DEFAULT_FILE and not OmegaConf.select(cfg, "lr_scheduler.decay_from")
+        command = "the same command without --restore-file and --reset-*" if goes_back else "the same command"
+        logger.info(f"{name}: stopped after update {updates}, exit code {code}; start {command} again to continue")
         sys.exit(code)
 
     def save(self, cfg: Any, trainer: Trainer, epoch_itr: Any) -> None:

@@ -33,6 +33,7 @@ from amos_fairseq.text import MASK_SYMBOL
 ScoreAll = Callable[[Tensor], Tensor]
 # A batch with one token of each sequence masked -> the value of that token [B] float32.
 ScoreMasked = Callable[[PretrainingBatch], Tensor]
+UNTRAINED = "its discriminator was not trained (--discriminator-loss-weight 0)"
 
 
 class TokenScorer(abc.ABC):
@@ -46,14 +47,14 @@ class TokenScorer(abc.ABC):
 
     masks_each = reads_once = False
 
-    # Its head of masked tokens, or that which detects.
-    needs: ClassVar[str] = "mlm_head"
+    # Heads without which its scores mean nothing.
+    needs: ClassVar[frozenset[str]] = frozenset({"mlm_head"})
 
     def __init__(self, loaded: LoadedCheckpoint, tokens_per_batch: int):
-        if self.needs in loaded.is_new:
+        if missing := self.needs & loaded.is_new:
             raise UserError(
-                f"{loaded.file} was imported without {self.needs}, which is random: import a model that has it (ELECTRA: "
-                "--generator DIR), or train this one first"
+                f"{loaded.file} was imported without {min(missing)}, which is random: import a model that has it (the MLM head "
+                "of ELECTRA: --generator DIR), or train this one first"
             )
         self.model: BaseFairseqModel = loaded.model
         self.pad: int = loaded.dictionary.pad()
@@ -115,6 +116,12 @@ class OnePassScorer(TokenScorer):
     """Models whose ``token_log_probs`` scores all tokens at once: Electric and its variants."""
 
     reads_once = True
+    needs = frozenset({"mlm_head", "detection_head"})
+
+    def __init__(self, loaded: LoadedCheckpoint, tokens_per_batch: int):
+        super().__init__(loaded, tokens_per_batch)
+        if self.model.variant != "two_tower" and loaded.criterion.get("discriminator_loss_weight") == 0:
+            raise UserError(f"{loaded.file} gives no probability of a token: {UNTRAINED}")
 
     def log_probs(self, sequences: Sequence[Tensor]) -> list[Tensor]:
         return self.in_one_pass(sequences, self.model.token_log_probs)
@@ -143,6 +150,7 @@ class ElectraScorer(TokenScorer):
     """
 
     masks_each = reads_once = True
+    needs = frozenset({"mlm_head", "detection_head"})
 
     def __init__(self, loaded: LoadedCheckpoint, tokens_per_batch: int):
         super().__init__(loaded, tokens_per_batch)
@@ -185,7 +193,7 @@ class DetectionScorer(TokenScorer):
     """
 
     reads_once = True
-    needs = "detection_head"
+    needs = frozenset({"detection_head"})
 
     def __init__(self, loaded: LoadedCheckpoint, tokens_per_batch: int):
         if reason := why_it_cannot_detect(loaded):
@@ -218,8 +226,8 @@ def why_it_cannot_detect(loaded: LoadedCheckpoint) -> str | None:
         return f"its main network is not trained to detect replacements (--main-objective {model.cfg.main_objective})"
     if isinstance(model, TeamsModel) and "rtd" not in model.tasks:
         return "it was trained without replaced token detection (--rtd-loss-weight 0)"
-    if loaded.criterion.get("discriminator_loss_weight") == 0:  # TEAMS and imported models have no such setting
-        return "its discriminator was not trained (--discriminator-loss-weight 0)"
+    if loaded.criterion.get("discriminator_loss_weight") == 0:  # TEAMS has rtd_loss_weight
+        return UNTRAINED
     if str(loaded.criterion.get("detection_positions", "all")) == "masked":
         return "it was trained at masked positions only (--detection-positions masked), where every token is sampled"
     return None

@@ -354,9 +354,9 @@ def is_finished_corpus(out: Path, settings: dict[str, Any], inputs: list[dict[st
         return False
     manifest = read_json(path, "it was not written by amos prepare; give another --out")
     try:
-        recorded = {} | manifest["settings"]
+        recorded = field(manifest, "settings", dict)
         sources = [(record["bytes"], record["sha256"]) for record in manifest["inputs"]]
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, ValueError) as error:
         raise UserError(f"{path} was not written by amos prepare: give another --out") from error
     there = {name: recorded.get(name) for name in settings}
     if there != settings:
@@ -368,7 +368,7 @@ def is_finished_corpus(out: Path, settings: dict[str, Any], inputs: list[dict[st
         known = [sha256 for _, sha256 in sources]
         new = next(
             (f" ({facts['name']} is new, or has changed)" for facts in inputs if facts["sha256"] not in known),
-            " (fewer of them, or in another order)",
+            " (the same files, but another number or order of them)",
         )
         raise UserError(f"{out} contains a finished corpus of other inputs{new}: give another --out, or remove {out}")
     refuse_link(out / UNFINISHED)

@@ -119,7 +119,7 @@ def test_verify_reads_everything(corpus: Path, capsys: pytest.CaptureFixture) ->
     shutil.rmtree(corpus / "tokenizer")
     with pytest.raises(SystemExit):
         main(["verify", str(corpus)])
-    assert f"{corpus} has no folder tokenizer: copy it again, or repeat amos prepare" in capsys.readouterr().err
+    assert f"{corpus}: the corpus has no folder tokenizer: copy that folder again" in capsys.readouterr().err
 
 
 def test_a_sample_has_both_ends_and_the_size(tmp_path: Path) -> None:

@@ -229,7 +229,15 @@ def test_errors_of_a_recipe(tmp_path):
             f"tasks: {{CoLA: {{{COMPLETE}}}}}\nsizes: {{small: {{lr: 1e-4}}}}",
             "sizes: small must be small, base or large",
         ),
-        (f"extends: electra\ndefaults: {{{COMPLETE}}}", "defaults has lr, which electra replaces in its small models"),
+        (f"extends: electra\ndefaults: {{{COMPLETE}}}", "sets lr, but the sizes of electra set it too"),
+        (
+            "extends: electra\ngrid: {lr: [1e-5, 2e-5]}",
+            "sets lr, but the sizes of electra set it too, here for small models",
+        ),
+        (
+            "extends: teams\ntasks: {SQuAD: {lr: 1e-3, epochs: 9}}",
+            "sets epochs of SQuAD, but the sizes of teams set it too",
+        ),
         (f"tasks: {{CoLA: {{{COMPLETE}}}}}\ngrid: {{dropout: 0.1}}", "grid's dropout must be a list"),
         (f"settings: {{CoLA: {{{COMPLETE}}}}}", "needs the section tasks"),
         ("extends: electra\ntagging: {views: full}", "tagging is no section of a recipe"),

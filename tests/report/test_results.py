@@ -46,7 +46,7 @@ def test_results_of_tagging(tmp_path):
     assert table.columns == ["", "upos", "chunk (span F1)"]
     assert table.rows == [[f"mine, {updates} updates", "81.0 ± 1.4", "62.0 ± 2.8"] for updates in (10, 20)]
     assert table.notes == ["a span is right if its type and both ends are (conlleval's rules, computed by seqeval)"]
-    panels, _ = points_over_cost(results, [])
+    panels, _, _ = points_over_cost(results, [])
     assert [series.points for series in panels["upos"]] == [[(10, 81.0, 2**0.5), (20, 81.0, 2**0.5)]]
 
 
@@ -76,21 +76,27 @@ def test_rows_of_baselines_and_notes_of_single_results(tmp_path):
     assert table.notes == ["a note", "a, 5 updates: 4.8", "b, 5 updates: 4.7"]
 
 
+def test_a_column_that_a_checkpoint_has_twice_is_not_drawn(results):
+    panels, _, notes = points_over_cost([*results, results[0]], [])
+    assert "MNLI m" not in panels or "run" not in {series.label for series in panels["MNLI m"]}
+    assert "run, MNLI m is left out: a checkpoint has two results; give one table" in notes
+
+
 def test_scores_over_updates_and_over_flops(results, tmp_path):
-    panels, unit = points_over_cost(results, [])
+    panels, unit, _ = points_over_cost(results, [])
     assert unit == "updates"
     assert list(panels) == ["MNLI m", "MNLI mm"]
     points = {"run": [(1000, 60.0, 0.5), (2000, 70.0, 0.5)], "other": [(500, 50.0, 0.5), (700, 52.0, 0.5)]}
     assert {series.label: series.points for series in panels["MNLI m"]} == points
     costs = {"run": 3, "other": 10}
     runs = [PretrainingRun(tmp_path / name, name, flops_per_update=cost) for name, cost in costs.items()]
-    panels, unit = points_over_cost(results, runs)
+    panels, unit, _ = points_over_cost(results, runs)
     assert unit == "FLOPs of pretraining"
     assert [series.points[0][0] for series in panels["MNLI mm"]] == [3000, 5000]
-    assert points_over_cost(results[:1], runs) == ({}, "updates")
+    assert points_over_cost(results[:1], runs) == ({}, "updates", [])
     # 10 hours of 4,000 updates are 2.5 at update 1,000.
     runs = [PretrainingRun(tmp_path / name, name, num_updates=4000, seconds=36_000) for name in costs]
-    panels, unit = points_over_cost(results, runs, "hours")
+    panels, unit, _ = points_over_cost(results, runs, "hours")
     assert unit == "hours of pretraining"
     assert [series.points[0][0] for series in panels["MNLI mm"]] == pytest.approx([2.5, 1.25])
     assert points_over_cost(results, runs, "updates")[1] == "updates"

@@ -82,6 +82,7 @@ NO_MEMORY = (
         (OSError(errno.ENAMETOOLONG, TOO_LONG, "DATA/dict.txt"), f"DATA/dict.txt: {TOO_LONG}"),
         (ValueError("Cannot combine --fp16 and --tpu, use --bf16 on TPUs"), "--fp16 and --bf16 exclude each other"),
         (ImportError("Please install apex to use LAMB optimizer"), "use grouped_adam"),
+        (ValueError("Valid paths ['valid1'] will be ignored. Set"), "'valid1' would not be validated on: name them in"),
         (ValueError("Seed must be between 0 and 2**32 - 1"), "--seed (common.seed) must be between 0"),
     ],
 )

@@ -382,9 +382,11 @@ def test_jobs_of_a_sweep_share_no_state(monkeypatch: pytest.MonkeyPatch) -> None
     script = SimpleNamespace(should_stop_early=lambda cfg, valid_loss: False)
     script.should_stop_early.best = 2.0
     monkeypatch.setattr(resume, "running_scripts", lambda: [script])
+    torch.use_deterministic_algorithms(True)
     cfg = OmegaConf.create({"checkpoint": {"save_dir": "runs"}})
     resume.separate_jobs(cfg)
     assert (cfg.checkpoint.save_dir, vars(script.should_stop_early)) == ("runs/1", {})
+    assert not torch.are_deterministic_algorithms_enabled()
 
 
 @pytest.mark.parametrize(

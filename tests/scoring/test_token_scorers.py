@@ -163,5 +163,13 @@ def test_a_head_that_an_import_lacks_is_refused():
         ):
             build_token_scorer(random, 4096)
     build_pair_scorer(random, 4096)
-    with pytest.raises(UserError, match="without detection_head"):
-        build_pair_scorer(dataclasses.replace(loaded, is_new=frozenset({"detection_head"})), 4096)
+    for build in (build_token_scorer, build_pair_scorer):
+        with pytest.raises(UserError, match="without detection_head"):
+            build(dataclasses.replace(loaded, is_new=frozenset({"detection_head"})), 4096)
+
+
+def test_an_electric_that_was_not_trained_to_detect_is_refused():
+    config = ElectricConfig(**SCORED_SIZES, mask_prob=0.15, generator_size=0.5)
+    loaded = pretrained(ElectricModel, config, NUM_WORDS, discriminator_loss_weight=0.0)
+    with pytest.raises(UserError, match=r"tiny.pt gives no probability of a token: its discriminator was not trained"):
+        build_token_scorer(loaded, 4096)

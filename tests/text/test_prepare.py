@@ -120,7 +120,7 @@ def test_finished_corpus_is_unchanged(corpus, inputs, capsys, refused, tmp_path)
     assert "finished already" in capsys.readouterr().err
     assert "vocab_size: 200 there, 201 here" in refused(*flags, "--vocab-size", "201", "--out", out)
     assert "(cased: " in refused(*flags, "--out", out, "--uncased")
-    assert "of other inputs (fewer of them, or in another order): give another" in refused(
+    assert "of other inputs (the same files, but another number or order of them): give another" in refused(
         inputs[0], *flags[2:], "--out", out
     )
     (tmp_path / "other.txt").write_text("Another text.\n\n" * 50, encoding="utf-8")

@@ -129,7 +129,7 @@ def test_another_command_replaces_one_that_never_trained(models, trained, tmp_pa
     manifest = out / "data" / "corpus.json"
     words = ("adapt", models / "headless", models / "text.txt", "--out", out, "--batch-size", "4000")
     line = error_line(capsys, main, *words, reports_progress=True)
-    assert re.search(r"TEXT has [\d,]+ tokens to train on, an update reads 156,000: give more text", line)
+    assert re.search(r"TEXT has [\d,]+ tokens to train on, an update reads 156,000: give a smaller --batch-size", line)
     adapt(models, out, "headless", "--objective", "electra")
     encoded = manifest.stat().st_mtime_ns
     recipe = adapt(models, out, "headless", "--updates", "3")
