@@ -165,7 +165,7 @@ def test_scores_over_hours(tmp_path, capsys):
     run = write_metrics(tmp_path / "run")
     scores = ["--glue", write_summary(tmp_path / "early", 10, run, RTE=50.0), "--over", "hours"]
     page = Report(tmp_path, run, *scores, "--tag", write_tagging(tmp_path / "tag", 20, run))
-    line = "--over hours has no effect: no run has two checkpoints with scores of one task; results for two"
+    line = "--over hours has no effect: no run has two checkpoints with scores of one task; it needs results of two"
     assert line in page.text
     assert line in capsys.readouterr().out
     page = Report(tmp_path, run, *scores, "--glue", write_summary(tmp_path / "late", 20, run, RTE=60.0))

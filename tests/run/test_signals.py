@@ -125,7 +125,8 @@ def test_checkpoint_before_the_exit(settings: dict, saved_at: Any, expected: int
     trainer, hook = alone(updates=5), signals.Signals()
     if saved_at is not None:
         hook.after_save(alone(updates=saved_at))
-    cfg = OmegaConf.create({"checkpoint": {"no_save": False, "no_last_checkpoints": False, **settings}})
+    saving = {"restore_file": "checkpoint_last.pt", "no_save": False, "no_last_checkpoints": False, **settings}
+    cfg = OmegaConf.create({"checkpoint": saving})
     arguments = (cfg, trainer, "position", False)
     hook.update_completed(*arguments)
     signals._received.append(signal.SIGTERM)
@@ -136,6 +137,27 @@ def test_checkpoint_before_the_exit(settings: dict, saved_at: Any, expected: int
     for checkpoint, _, position, valid_loss in saves:
         assert not checkpoint.no_last_checkpoints
         assert (position, valid_loss) == ("position", None)
+
+
+@pytest.mark.parametrize(
+    ("restore_file", "decay_from", "command"),
+    [
+        ("checkpoint_last.pt", None, "start the same command again"),
+        ("RUN/checkpoint_1_4.pt", None, "start the same command without --restore-file and --reset-* again"),
+        (
+            "RUN/checkpoint_1_4.pt",
+            "RUN/checkpoint_1_4.pt",
+            "start the same command again",
+        ),  # a branch, which begins once
+    ],
+)
+def test_the_command_that_continues(restore_file: str, decay_from: Any, command: str, caplog: Any) -> None:
+    saving = {"restore_file": restore_file, "no_save": True}
+    cfg = OmegaConf.create({"checkpoint": saving, "lr_scheduler": {"decay_from": decay_from}})
+    signals._received.append(signal.SIGTERM)
+    with caplog.at_level("INFO"), pytest.raises(SystemExit):
+        signals.Signals().update_completed(cfg, alone(updates=5), "position", False)
+    assert command in caplog.text
 
 
 @pytest.mark.parametrize(
