@@ -90,6 +90,7 @@ def test_card_states_the_facts_of_the_run(runs, tmp_path):
         f"| Parameters | {62 * 16 + 152 * 16 + 32 + 64 + 2 * (4 * 272 + 16 * 24 + 24 + 24 * 16 + 16 + 64) + 272:,} |",
         "| mlm_loss_4 | 3.5 |",
         'AutoModel.from_pretrained("out")',
+        "Its vocabulary is from the training text",
     ):
         assert fact in text, fact
     assert str(runs) not in text, "no path of this machine"
@@ -342,6 +343,7 @@ def test_a_tokenizer_of_words_is_exported(objective, tmp_path, capsys):
         r"token ids equal on \d+ texts \(a text that spells \[\w+\] is not text there, but this token\)", printed.out
     )
     assert "WARNING" not in printed.err
+    assert "Its vocabulary is that of another model" in (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("words", [True, False])
