@@ -57,7 +57,7 @@ _ROLES = (
     (MASK_SYMBOL, ("mask_token",), ("[MASK]", "<mask>")),
 )
 _CONFIGURATION_FILES = ("special_tokens_map.json", "tokenizer_config.json")
-# A setting of tokenizer_config.json, with which transformers builds the tokenizers of BERT's and RoBERTa's kind anew | the step
+# A setting of tokenizer_config.json, with which transformers builds tokenizers of BERT's and RoBERTa's kind again | the step
 # of tokenizer.json and its setting.
 _SAME_RULE = (
     ("do_lower_case", "normalizer", "lowercase"),
