@@ -97,7 +97,7 @@ def test_trees_of_a_grammar_are_learned(place, tmp_path, capsys):
     files = ["--predict", place / "dev.conllu", "--out", tmp_path / "t"]
     main(["parse", "--checkpoint", str(place / "out"), *map(str, files), "--cpu"])
     assert (tmp_path / "t").read_bytes() == (place / "out" / RUN / "predictions.conllu").read_bytes()
-    # Without the prepared data; how the words were joined stands beside the checkpoint, too.
+    # Without the prepared data: the file beside the checkpoint says how the words were joined.
     shutil.copytree(place / "out", tmp_path / "moved", ignore=shutil.ignore_patterns("data"))
     (tmp_path / "t").unlink()
     main(["parse", "--checkpoint", str(tmp_path / "moved"), *map(str, files), "--cpu"])
