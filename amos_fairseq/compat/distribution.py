@@ -38,9 +38,11 @@ logger.setLevel(logging.INFO)  # fairseq silences INFO on all ranks but the firs
 TORCHRUN_VARIABLES = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK")
 # Launchers that start several copies of a command without setting torchrun's variables.
 PROCESS_COUNTS = {"srun": "SLURM_STEP_NUM_TASKS", "mpirun": "OMPI_COMM_WORLD_SIZE", "mpiexec": "PMI_SIZE"}
-# What gloo and NCCL report if another rank has ended.
+# What gloo and NCCL report if another rank has ended. Gloo sometimes misses the end of a rank to which it is sending, and
+# waits for its timeout of 30 minutes.
 CONNECTION_LOST = re.compile(
     r"Connection (closed|reset) by peer|Broken pipe|Connection refused|remote process exited|communicator was aborted"
+    r"|Timed out waiting \d+ms for (send|recv) operation"
 )
 # Relative to the larger of two norms. Ranks add the same numbers in the same order, so they agree to the last bit.
 GRADIENT_NORM_TOLERANCE = 1e-6

