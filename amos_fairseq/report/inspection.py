@@ -71,15 +71,11 @@ class MaskedToken:
     mixture_weights: list[float]  # [K]
     predictions: list[list[Prediction]]  # [K] lists of the most probable pieces, in descending order
     original_probabilities: list[float]  # [K], of the original token
-    # [K], if asked for, of a model that samples replacements, all masked tokens replaced by that depth: as a reader sees them.
-    # A hyphen precedes a piece that continues a word, a check mark follows a replaced token that the discriminator finds.
-    samples: list[str]
+    # [K], as a reader sees them: the most probable pieces; or the samples, if they are asked for and the model replaces
+    # tokens, all masked ones by that depth. A hyphen precedes a piece that continues a word, a check mark follows a
+    # replaced token that the discriminator finds.
+    shown: list[str]
     candidates: list[Prediction]  # of multi-word selection: the original, and its negatives
-
-    @property
-    def shown(self) -> list[str]:
-        """[K], the samples, or the most probable pieces."""
-        return self.samples or [predictions[0].piece for predictions in self.predictions]
 
     @property
     def best_candidate(self) -> Prediction:
@@ -190,8 +186,8 @@ def inspect_text(
     """Mask one text, predict and sample the masked tokens, and run the discriminator.
 
     Masked positions are those of a validation block, all replaced by <mask>; ``mask_prob`` None is that of the run.
-    ``with_samples`` fills :attr:`MaskedToken.samples`, by one more forward pass for each depth. Tokens that are never sampled
-    are not among the ``top`` predictions, but are part of the softmax, as in training.
+    ``with_samples`` shows samples, if the model replaces tokens, by one more forward pass for each depth. Tokens that are
+    never sampled are not among the ``top`` predictions, but are part of the softmax, as in training.
     """
     model = loaded.model
     if not isinstance(model, PretrainingModel):
@@ -209,7 +205,7 @@ def inspect_text(
         torch.manual_seed(seed)  # so that a sampled mixture is the same in both calls
         output = model(PretrainingBatch(**inputs))
     by_depth = []
-    if with_samples:
+    if with_samples and _field(output, "sampled_tokens") is not None:
         by_depth = [forward_of_depth(model, inputs, depth, seed) for depth in range(len(model.depth_names))]
     can_be_sampled = ~model.never_sampled_mask
     masked = []
@@ -222,7 +218,7 @@ def inspect_text(
                 weights[0, index].tolist(),
                 [_predictions(loaded, *of_depth) for of_depth in zip(best.indices, best.values, strict=True)],
                 probabilities[:, int(tokens[position])].tolist(),
-                _samples(loaded, tokens, by_depth, index, position),
+                _shown(loaded, tokens, best.indices[:, 0].tolist(), by_depth, index, position),
                 _candidates(loaded, output, index),
             )
         )
@@ -307,24 +303,29 @@ def _candidates(loaded: LoadedCheckpoint, output: Any, index: int) -> list[Predi
     return _predictions(loaded, candidates[index], logits[index].softmax(-1))
 
 
-def _samples(loaded: LoadedCheckpoint, tokens: Tensor, outputs: Sequence[Any], index: int, position: int) -> list[str]:
-    """Return the sample of each depth at one masked token of ``tokens`` [T], from the outputs of :func:`forward_of_depth`."""
-    dictionary, samples = loaded.dictionary, []
+def _shown(
+    loaded: LoadedCheckpoint, tokens: Tensor, best: list[int], outputs: Sequence[Any], index: int, position: int
+) -> list[str]:
+    """Return :attr:`MaskedToken.shown` of one masked token of ``tokens`` [T].
+
+    Args:
+        best: [K], the most probable tokens; not shown if there are outputs.
+        outputs: [K], of :func:`forward_of_depth`, or none.
+    """
+    dictionary, shown = loaded.dictionary, []
     starts_line = int(tokens[position - 1]) in (dictionary.bos(), dictionary.eos())
-    for output in outputs:
-        sampled, logits = _field(output, "sampled_tokens"), _field(output, "rtd_logits")
-        if sampled is None:
-            return []
-        piece = dictionary[sampled[index]]
+    sampled = [int(_field(output, "sampled_tokens")[index]) for output in outputs]
+    for depth, token in enumerate(sampled or best):
+        piece = dictionary[token]
         text = surfaces(loaded.tokenizer, [dictionary[tokens[position - 1]], piece], [starts_line, False])[1]
         word = text.strip() or piece
         if not starts_line and not text.startswith(" "):
             word = f"-{word}"
-        is_replaced = int(sampled[index]) != int(tokens[position])
-        if is_replaced and logits is not None and logits[position].sigmoid() > 0.5:
+        logits = _field(outputs[depth], "rtd_logits") if outputs else None
+        if token != int(tokens[position]) and logits is not None and logits[position].sigmoid() > 0.5:
             word += " \u2713"
-        samples.append(word)
-    return samples
+        shown.append(word)
+    return shown
 
 
 def surfaces(tokenizer: Tokenizer, pieces: list[str], is_special: list[bool]) -> list[str]:

@@ -352,13 +352,14 @@ def samples_section(runs: Sequence[PretrainingRun]) -> Section:
         return section
     section.texts = {run.name: run.inspections for run in shown}
     section.caption = "Underlined words are masked out. In brackets, in the order and color of the depths: the token "
-    if any(masked.samples for run in shown for one in run.inspections for masked in one.masked):
+    are_samples = [one.is_corrupted for run in shown for one in run.inspections]
+    if any(are_samples):
         section.caption += (
             "sampled from each depth of the generator. A hyphen marks a piece that continues a word. A check mark follows a "
             "replaced token that the discriminator finds, P(replaced) > 1/2, when all masked tokens of the text are replaced "
             "by that depth."
         )
-        if not all(masked.samples for run in shown for one in run.inspections for masked in one.masked):
+        if not all(are_samples):
             section.caption += " Of a run in which nothing is replaced: the token that is most probable."
     else:
         section.caption += "that is most probable."

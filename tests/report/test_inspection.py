@@ -67,9 +67,25 @@ def test_a_check_mark_follows_replaced_tokens_that_are_found(pretrained):
         model.mlm_heads[0].bias[tokens[first]] += 1e4
         model.detection_head.output.bias.fill_(100)
     masked = inspect_text(pretrained, TEXT, SEED, MASK_PROB, top=1, with_samples=True).masked
-    marks = {one.position: [sample.endswith("\u2713") for sample in one.samples] for one in masked}
+    marks = {one.position: [sample.endswith("\u2713") for sample in one.shown] for one in masked}
     assert marks == {position: [bool(tokens[position] != tokens[first])] * 3 for position in marks}
     assert len(set(map(tuple, marks.values()))) == 2
+
+
+def test_most_probable_pieces_are_shown_as_a_reader_sees_them(tmp_path):
+    """Without the mark of a space; a piece without one continues a word."""
+    pretrained = load_checkpoint(write_run(tmp_path, "mlm"))
+    symbols = pretrained.dictionary.symbols
+    begins = next(symbol for symbol in symbols if symbol[0] == "\u2581" and symbol[1:].isalpha())
+    continues = next(symbol for symbol in symbols if symbol.isalpha())
+    for piece, shown in ((begins, begins[1:]), (continues, f"-{continues}")):
+        with torch.no_grad():
+            pretrained.model.mlm_head.bias[pretrained.dictionary.index(piece)] += 1e4
+        for with_samples in (False, True):
+            masked = inspect_text(pretrained, TEXT, SEED, MASK_PROB, 1, with_samples).masked
+            assert {word for one in masked if one.position > 1 for word in one.shown} == {shown}
+        with torch.no_grad():
+            pretrained.model.mlm_head.bias[pretrained.dictionary.index(piece)] -= 1e4
 
 
 def test_predictions_are_the_tokens_that_can_be_sampled(pretrained):
