@@ -54,7 +54,7 @@ HOOKS: tuple[type[Hook], ...] = (
     names.BestMetric,
     MetricsLog,  # before Progress: it records what fairseq logs, to which Progress adds the time to the end
     Progress,
-    TimeBudget,  # after Signals: the time of a save after an update is not that of the update
+    TimeBudget,  # after Resume, where the time of a branch begins; after Signals: their saves are no part of an update's time
     Memory,
     Phases,  # after Signals, which may save: it ends the iterator over the epoch
 )

@@ -315,6 +315,11 @@ def refusal(trainer: Any, restore_file: str) -> str | None:
             f"branch that decays from it, or give {NEW_SCHEDULE} to start a new schedule from its weights"
         )
     schedule = schedule_of(trainer)
+    if schedule is not None and schedule.cfg.minutes and not schedule.seconds and schedule.decay_start is None:
+        return (
+            f"the {updates} updates of the checkpoint had no budget of time, and --minutes (lr_scheduler.minutes) would begin "
+            "the schedule again: leave it out, or start another --save-dir from these weights (--finetune-from-model)"
+        )
     if trainer.get_lr() > 0 or (schedule is not None and schedule.cfg.minutes):
         return None
     return (

@@ -47,7 +47,7 @@ class TimeBudget(Hook):
     def __init__(self) -> None:
         self.started = clock()
         self.schedule: WarmupStableDecay | None = None  # where it goes over time
-        self.is_last = self.measures = False  # the present update; whether a validation with a checkpoint follows it
+        self.is_last = self.measures = self.is_near_end = False  # the present update; as in plan()
         self.update_started: float | None = None
         self.completion_started = self.completion_seconds = 0.0  # of what follows an update
         self.save_started: float | None = None
@@ -75,18 +75,17 @@ class TimeBudget(Hook):
         if self.schedule is None:
             return
         schedule = self.schedule
-        plan = self.plan(trainer) if distributed_utils.get_global_rank() == 0 else [0.0] * 6
+        plan = self.plan(trainer) if distributed_utils.get_global_rank() == 0 else [0.0] * 7
         numbers = sum_over_ranks(torch.tensor(plan, dtype=torch.float64)).tolist()
         schedule.seconds, schedule.validation_seconds, schedule.save_seconds, schedule.update_seconds = numbers[:4]
-        is_last, measures = numbers[4:]
-        self.is_last, self.measures = bool(is_last), bool(measures)
+        self.is_last, self.measures, self.is_near_end = map(bool, numbers[4:])
         if self.is_last:
             schedule.ended_minutes = schedule.cfg.minutes
         schedule.step_update(trainer.get_num_updates())
 
     def plan(self, trainer: Any) -> list[float]:
-        """Return the time, what a validation, a checkpoint and an update take, and whether this update is the last or a
-        validation and a checkpoint follow it."""
+        """Return the time, what a validation, a checkpoint and an update take, and whether this update is the last, whether a
+        validation and a checkpoint follow it, and whether these would leave no time for another update and the last ones."""
         now, budget, dataset = clock(), 60 * self.schedule.cfg.minutes, trainer.cfg.dataset
         validation, save = self.schedule.validation_seconds, self.schedule.save_seconds
         if self.update_started is not None:
@@ -97,10 +96,11 @@ class TimeBudget(Hook):
         seconds = now - self.started
         longest = max(itertools.islice(self.durations, UPDATES_OF_DURATION), default=0.0)
         is_last = seconds + 2 * longest + validation + save > budget
+        is_near_end = seconds + 2 * (longest + validation + save) > budget
         is_known = (save if dataset.disable_validation else validation) > 0
         may_validate = trainer.get_num_updates() + 1 >= dataset.validate_after_updates
         measures = not is_known and may_validate and seconds > FIRST_MEASURE * budget
-        return [seconds, validation, save, update or before, is_last, measures]
+        return [seconds, validation, save, update or before, is_last, measures, is_near_end]
 
     def usual_duration(self) -> float:
         """Return the median time of the last updates, of about as many as take the time of a validation; 0 for few updates."""
@@ -120,6 +120,9 @@ class TimeBudget(Hook):
             return OmegaConf.merge(cfg, {"optimization": {"max_update": trainer.get_num_updates()}})
         if self.measures:
             return OmegaConf.merge(cfg, {"checkpoint": {"save_interval_updates": trainer.get_num_updates()}})
+        if self.is_near_end:
+            by_updates = {"checkpoint": {"save_interval_updates": 0}, "dataset": {"validate_interval_updates": 0}}
+            return OmegaConf.merge(cfg, by_updates)
         return cfg
 
     def before_logging(self, save_dir: str, split: str, update: int, values: dict[str, Any]) -> None:

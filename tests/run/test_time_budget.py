@@ -18,7 +18,7 @@ from amos_fairseq.optim.warmup_stable_decay import WarmupStableDecay, WarmupStab
 from amos_fairseq.process import root_logger_kept
 from amos_fairseq.recipes.composition import compose_with_hydra
 from amos_fairseq.run import hooks, time_budget
-from amos_fairseq.run.resume import finished
+from amos_fairseq.run.resume import finished, refusal
 from amos_fairseq.run.time_budget import TimeBudget
 
 PEAK, BUDGET, WARMUP = 0.5, 600.0, 0.1  # seconds; share
@@ -154,6 +154,20 @@ def test_pairs_of_the_recipe_are_used_and_a_larger_budget_continues(run: Callabl
     assert 0.99 * 2 * BUDGET < timed.counted <= 2 * BUDGET
 
 
+@pytest.mark.parametrize("interval", [20, 22, 23, 27, 31, 46])
+def test_a_pair_that_is_due_near_the_end_is_left_out(interval: int, run: Callable[..., Run]) -> None:
+    """After it there would be no time for another update and the last pair."""
+    timed = run(**MINUTES)
+    timed.cfg.checkpoint.save_interval_updates = interval
+    timed.train()
+    assert 0.99 * BUDGET < timed.counted <= BUDGET
+    due = set(range(interval, timed.updates, interval))
+    pairs = {n for _, n in timed.happened} - {timed.updates}
+    near_end = {n for n in due if UPDATE * (timed.updates - n) <= UPDATE + VALIDATION + SAVE}
+    assert due - near_end <= pairs
+    assert 0 < timed.rates[-1][1] < 0.02 * PEAK
+
+
 @pytest.mark.parametrize("change", [0.5, 2.0])
 @pytest.mark.parametrize("killed_at", [[], [400.0]])
 def test_a_machine_that_becomes_faster_or_slower(change, killed_at, run) -> None:
@@ -234,6 +248,17 @@ def test_refusals(changes: list[str], line: str) -> None:
     TimeBudget().before_launch(settings(**MINUTES))
     with pytest.raises(UserError, match=line):
         TimeBudget().before_launch(OmegaConf.merge(settings(**MINUTES), OmegaConf.from_dotlist(changes)))
+
+
+def test_a_run_of_updates_is_not_continued_with_minutes() -> None:
+    """Its schedule would begin again. A branch begins one; a run of minutes has seconds."""
+    lr_scheduler = schedule(settings(**MINUTES))
+    trainer = SimpleNamespace(cfg=settings(), lr_scheduler=lr_scheduler, get_num_updates=lambda: 5)
+    trainer.get_lr, trainer.get_model = lr_scheduler.optimizer.get_lr, SimpleNamespace
+    found = []
+    for lr_scheduler.seconds, lr_scheduler.decay_start in ((0.0, None), (9.0, None), (0.0, 5)):
+        found.append((refusal(trainer, "x") or "").partition(",")[0])
+    assert found == ["the 5 updates of the checkpoint had no budget of time", "", ""]
 
 
 def test_time_replaces_the_updates_of_a_recipe_before_other_settings_follow_them() -> None:
