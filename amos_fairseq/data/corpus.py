@@ -136,12 +136,12 @@ def corpus_directories(directories: list[Path], needs_all: bool = True) -> list[
         shards += [directory / record["directory"] for record in manifest["shards"]]
         if isinstance(settings := manifest.get("settings"), dict) and settings.get("part"):
             parts.append(settings.pop("part"))
-            made_of.append([settings, manifest.get("inputs")])
+            made_of.append([settings, *(manifest.get(name) for name in ("inputs", "tokenizer", "versions"))])
     in_order = [[index, len(parts)] for index in range(len(parts))]
     if needs_all and (parts != in_order or any(each != made_of[0] for each in made_of)):
         raise UserError(
             f"{':'.join(map(str, directories))} is not the whole corpus: give the directories of all parts of amos prepare "
-            "--shard, from 0 on, as DIR0:DIR1:...; all are made of the same inputs and settings"
+            "--shard, from 0 on, as DIR0:DIR1:...; all are made of the same inputs and settings, with the same libraries"
         )
     return shards
 

@@ -9,6 +9,7 @@ import os
 import pickle
 import signal
 import threading
+from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -51,13 +52,13 @@ class BinarizedFile(contextlib.AbstractContextManager):
 
         self._prefix = prefix
         self._type = np.int32 if num_symbols is None else best_fitting_int_dtype(num_symbols)
-        self._lengths: list[int] = []
+        self._lengths = array("i")  # a shard may have tens of millions of lines: a list would take gigabytes
         self._stream = open(f"{prefix}.bin", "wb")  # noqa: SIM115
 
     def add_lines(self, numbers: np.ndarray, lengths: Sequence[int]) -> None:
         """Append lines, which follow each other in ``numbers`` [sum of lengths]; a line of text ends with ``</s>``."""
         self._stream.write(numbers.astype(self._type).tobytes())
-        self._lengths += lengths
+        self._lengths.extend(lengths)
 
     def add_line(self, numbers: Sequence[int] | np.ndarray) -> None:
         self.add_lines(np.asarray(numbers, dtype=np.int64), [len(numbers)])
@@ -68,7 +69,15 @@ class BinarizedFile(contextlib.AbstractContextManager):
             from fairseq.data.indexed_dataset import MMapIndexedDataset
 
             with MMapIndexedDataset.Index.writer(f"{self._prefix}.idx", self._type) as index:
+                index._get_pointers = self._starts  # fairseq's makes a list
                 index.write(self._lengths)
+
+    def _starts(self, lengths: Sequence[int]) -> np.ndarray:
+        """Return where each line begins in the file, in bytes, int64."""
+        starts = np.zeros(len(lengths), np.int64)
+        np.cumsum(lengths[:-1], out=starts[1:])
+        starts *= np.dtype(self._type).itemsize
+        return starts
 
 
 _tokenizer: Tokenizer | None = None

@@ -86,10 +86,13 @@ def test_a_killed_part_continues(corpus, halves, tmp_path, monkeypatch, refused)
 
 def test_what_is_not_a_whole_corpus_is_refused(corpus, halves, tmp_path, refused):
     one, two = halves
-    other = shutil.copytree(two, tmp_path / "other")
-    manifest = (other / "corpus.json").read_text(encoding="utf-8")
-    (other / "corpus.json").write_text(manifest.replace('"seed": 1', '"seed": 2'), encoding="utf-8")
-    for given in ([one], [two, one], [one, one], [one, other], [one, two, two]):
+    manifest = (two / "corpus.json").read_text(encoding="utf-8")
+    others = []
+    for name, before, after in (("seed", '"seed": 1', '"seed": 2'), ("library", '"tokenizers": "', '"tokenizers": "9')):
+        assert before in manifest
+        others.append(shutil.copytree(two, tmp_path / name))
+        (others[-1] / "corpus.json").write_text(manifest.replace(before, after), encoding="utf-8")
+    for given in ([one], [two, one], [one, one], *([one, other] for other in others), [one, two, two]):
         with pytest.raises(UserError, match="is not the whole corpus: give the directories of all parts"):
             corpus_directories(given)
     for value, message in {"2/2": "give I/N", "-1/2": "give I/N", "0": "give I/N", "3/99": "the text has"}.items():

@@ -1,13 +1,26 @@
 """A run that goes on with other text, both ways with a new schedule and the weights of the old run; a branch of a run."""
 
 import random
+import re
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from forked_command import run_command
-from interrupted_run import LAST_UPDATE, assert_same_run, checkpoint, flags_command, killed_at, records, run_to_end
+from interrupted_run import (
+    LAST_UPDATE,
+    BackgroundRun,
+    assert_same_run,
+    checkpoint,
+    flags_command,
+    killed_at,
+    records,
+    run_to_end,
+)
+
+from amos_fairseq.errors import REQUEUE
 
 pytestmark = pytest.mark.slow
 
@@ -73,15 +86,21 @@ def test_continuing_on_other_text_starts_a_schedule_once(other_corpus: Path, old
 
 
 def test_a_branch_decays_from_the_constant_part(binarized_corpus: Path, tmp_path: Path) -> None:
-    """Rates by hand: warm-up of 2 updates, 4 with the peak, and the branch ends at update 8; one that was killed goes on."""
+    """Rates by hand: warm-up of 2 updates, then the peak, and the branch ends at update 8; one that was killed goes on.
+
+    The branch has the last phase from its first update on, the trunk the first phase until its update 5.
+    """
     constant = ["--lr-scheduler", "warmup_stable_decay", "--decay-share", "0", "--save-interval-updates", "1"]
+    constant += ["--phases", "[{length: 8, share: 0.8}, {length: 32, share: 0.2}]"]
     trunk, branch = tmp_path / "trunk", tmp_path / "branch"
-    run_to_end(flags_command(binarized_corpus, trunk, *constant, "--max-update", "4"), tmp_path / "trunk.log")
+    run_to_end(flags_command(binarized_corpus, trunk, *constant, "--max-update", "6"), tmp_path / "trunk.log")
     start = trunk / "checkpoint_1_4.pt"
     flags = [*constant, "--decay-from", str(start), "--max-update", "8", "--total-num-update", "8"]
     command = flags_command(binarized_corpus, branch, *flags)
     run_to_end(command, tmp_path / "branch.log")
-    logged = [record for run in (trunk, branch) for record in records(run) if record["split"] == "train"]
+    of_trunk, of_branch = ([each for each in records(run) if each["split"] == "train"] for run in (trunk, branch))
+    logged = of_trunk[:4] + of_branch
+    assert [record["tokens_per_block"] for record in logged] == [8] * 4 + [32] * 4
     rates = {record["update"]: record["lr"] for record in logged}
     peak = 0.002
     decay = {4 + n: peak * (1 - (n / 4) ** 0.5) for n in range(1, 5)}
@@ -91,3 +110,29 @@ def test_a_branch_decays_from_the_constant_part(binarized_corpus: Path, tmp_path
     start.unlink()
     run_to_end([str(killed) if part == str(branch) else part for part in command], tmp_path / "again.log")
     assert_same_run(killed, branch)
+
+
+def test_a_run_of_minutes_ends_in_time(binarized_corpus: Path, tmp_path: Path) -> None:
+    """Nine seconds, two thirds of them with blocks of 8 tokens; stopped once, it goes on. The lines count the minutes."""
+    flags = ["--lr-scheduler", "warmup_stable_decay", "--minutes", "0.15", "--max-update", "0"]
+    flags += ["--total-num-update", "20"]  # of them, the warm-up has two
+    flags += ["--phases", "[{length: 8, share: 0.67}, {length: 32, share: 0.33}]", "--log-interval", "5"]
+    command = flags_command(binarized_corpus, tmp_path / "run", *flags)
+    first = BackgroundRun(command, tmp_path / "first.log")
+    first.wait_for_update(20)
+    first.signal_group(signal.SIGTERM)
+    assert first.exit_code() == REQUEUE
+    text = run_to_end(command, tmp_path / "second.log")
+    assert re.search(r"updates in 0\.1[45]\d? of 0\.15 minutes", text)
+    assert re.search(r"update \d+, minute 0\.\d of 0\.15: loss .* about \d+ s to the end", text)
+    logged = [record for record in records(tmp_path / "run") if record["split"] == "train"]
+    lengths = [record["tokens_per_block"] for record in logged]
+    assert (lengths[0], lengths[-1], lengths) == (8, 32, sorted(lengths))
+    assert 0 < logged[-1]["lr"] < 0.1 * max(record["lr"] for record in logged)
+    last = checkpoint(tmp_path / "run")["optimizer_history"][-1]
+    assert last["lr_scheduler_state"]["ended_minutes"] == 0.15
+    assert (
+        records(tmp_path / "run")[-1] | {"split": "valid", "update": last["num_updates"]}
+        == records(tmp_path / "run")[-1]
+    )
+    assert "nothing to do" in run_to_end(command, tmp_path / "third.log")
