@@ -210,23 +210,34 @@ def test_arch_and_yaml_train_the_discriminator_with_the_same_rate(objective: str
     assert (of_arch < 1) == is_slower
 
 
-@pytest.mark.parametrize(("time", "minutes"), [("evening", 240), ("day", 1440)])
-def test_the_objectives_have_one_encoder_and_one_schedule_for_a_time(time: str, minutes: int) -> None:
-    """All but the masks of MLM, which are ModernBERT's for a day."""
+@pytest.mark.parametrize(
+    ("time", "minutes", "masked", "warmup", "width", "blocks"),
+    [("evening", 240, 0.15, 500 / 16_000, 256, 32), ("day", 1440, 0.3, 0.05, 768, 8192)],
+)
+def test_the_objectives_have_one_encoder_and_one_schedule_for_a_time(
+    time: str, minutes: int, masked: float, warmup: float, width: int, blocks: int
+) -> None:
+    """The values of docs/pretraining.md. All but the masks of MLM, which are ModernBERT's for a day."""
     recipes = [compose_recipe(f"{objective}_modern_{time}") for objective in ("mlm", "electra", "amos")]
     of_encoder = [
         key for key in recipes[0].model if key.startswith(("encoder", "max_positions", "linear_init", "dropout"))
     ]
     equal = [
         (
-            *(recipe[group] for group in ("optimization", "lr_scheduler", "dataset")),
+            *(recipe[group] for group in ("optimization", "optimizer", "lr_scheduler", "dataset")),
+            {key: value for key, value in recipe.task.items() if key not in ("mask_prob", "objective")},
             [recipe.model[key] for key in of_encoder],
         )
         for recipe in recipes
     ]
     assert equal[0] == equal[1] == equal[2]
-    assert recipes[0].lr_scheduler.minutes == minutes
+    assert [recipe.task.mask_prob for recipe in recipes] == [masked, 0.15, 0.15]
+    schedule, training = recipes[0].lr_scheduler, recipes[0].optimization
+    assert (schedule.minutes, schedule.decay_share, list(training.lr)) == (minutes, 0.2, [1e-3])
+    assert schedule.warmup_updates / schedule.total_num_update == warmup
+    assert recipes[0].dataset.batch_size * training.update_freq[0] == blocks
     for recipe in recipes:
+        assert (recipe.model.encoder_embed_dim, recipe.task.tokens_per_sample) == (width, 128)
         assert build_on_meta(recipe.model, 4096)
 
 
