@@ -136,7 +136,9 @@ def corpus_directories(directories: list[Path], needs_all: bool = True) -> list[
         shards += [directory / record["directory"] for record in manifest["shards"]]
         if isinstance(settings := manifest.get("settings"), dict) and settings.get("part"):
             parts.append(settings.pop("part"))
-            made_of.append([settings, *(manifest.get(name) for name in ("inputs", "tokenizer", "versions"))])
+            versions = manifest.get("versions") or {}
+            libraries = [versions.get(name) for name in ("sentencepiece", "tokenizers")]
+            made_of.append([settings, manifest.get("inputs"), manifest.get("tokenizer"), libraries])
     in_order = [[index, len(parts)] for index in range(len(parts))]
     if needs_all and (parts != in_order or any(each != made_of[0] for each in made_of)):
         raise UserError(

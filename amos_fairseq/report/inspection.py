@@ -71,9 +71,9 @@ class MaskedToken:
     mixture_weights: list[float]  # [K]
     predictions: list[list[Prediction]]  # [K] lists of the most probable pieces, in descending order
     original_probabilities: list[float]  # [K], of the original token
-    # [K], as a reader sees them: the most probable pieces; or the samples, if they are asked for and the model replaces
-    # tokens, all masked ones by that depth. A hyphen precedes a piece that continues a word, a check mark follows a
-    # replaced token that the discriminator finds.
+    # [K], as a reader sees them: the most probable piece of each depth. If samples are asked for and the model replaces tokens,
+    # the sample of each depth, where that depth replaces all masked tokens. A hyphen precedes a piece that continues a word, a
+    # check mark follows a replaced token that the discriminator finds.
     shown: list[str]
     candidates: list[Prediction]  # of multi-word selection: the original, and its negatives
 

@@ -362,7 +362,7 @@ def samples_section(runs: Sequence[PretrainingRun]) -> Section:
         if not all(are_samples):
             section.caption += " Of a run in which nothing is replaced: the token that is most probable."
     else:
-        section.caption += "that is most probable."
+        section.caption += "that is most probable. A hyphen marks a piece that continues a word."
     section.notes = notes_of_missing([run for run in runs if not run.inspections], "sentences")
     return section
 

@@ -65,7 +65,7 @@ def due_phase(trainer: Any) -> int:
     A branch that decays (``decay_from``) has the last phase throughout.
     """
     schedule, phases = schedule_of(trainer), trainer.task.phases
-    if schedule is not None and schedule.cfg.decay_from:
+    if schedule is not None and (schedule.cfg.decay_from or schedule.decay_start is not None):
         return len(phases) - 1
     if schedule is not None and schedule.cfg.minutes:
         return phase_at(phases, schedule.seconds, 60 * schedule.cfg.minutes)

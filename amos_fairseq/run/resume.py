@@ -315,10 +315,12 @@ def refusal(trainer: Any, restore_file: str) -> str | None:
             f"branch that decays from it, or give {NEW_SCHEDULE} to start a new schedule from its weights"
         )
     schedule = schedule_of(trainer)
-    if schedule is not None and schedule.cfg.minutes and not schedule.seconds and schedule.decay_start is None:
+    has_no_time = schedule is not None and schedule.cfg.minutes and not schedule.seconds
+    if has_no_time and schedule.decay_start != updates and not trainer.cfg.checkpoint.reset_lr_scheduler:
         return (
             f"the {updates} updates of the checkpoint had no budget of time, and --minutes (lr_scheduler.minutes) would begin "
-            "the schedule again: leave it out, or start another --save-dir from these weights (--finetune-from-model)"
+            "the schedule again: leave it out, or give another --save-dir, to start from these weights "
+            "(--finetune-from-model) or to decay from a constant part (--decay-from)"
         )
     if trainer.get_lr() > 0 or (schedule is not None and schedule.cfg.minutes):
         return None

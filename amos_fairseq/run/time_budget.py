@@ -84,8 +84,8 @@ class TimeBudget(Hook):
         schedule.step_update(trainer.get_num_updates())
 
     def plan(self, trainer: Any) -> list[float]:
-        """Return the time, what a validation, a checkpoint and an update take, and whether this update is the last, whether a
-        validation and a checkpoint follow it, and whether these would leave no time for another update and the last ones."""
+        """Return seven numbers: the time; what a validation, a checkpoint and an update take; and three flags: this update is
+        the last; a validation and a checkpoint follow it; these would leave no time for another update and the last ones."""
         now, budget, dataset = clock(), 60 * self.schedule.cfg.minutes, trainer.cfg.dataset
         validation, save = self.schedule.validation_seconds, self.schedule.save_seconds
         if self.update_started is not None:
@@ -121,8 +121,10 @@ class TimeBudget(Hook):
         if self.measures:
             return OmegaConf.merge(cfg, {"checkpoint": {"save_interval_updates": trainer.get_num_updates()}})
         if self.is_near_end:
-            by_updates = {"checkpoint": {"save_interval_updates": 0}, "dataset": {"validate_interval_updates": 0}}
-            return OmegaConf.merge(cfg, by_updates)
+            never = 10**9  # epochs; no number of updates is 0
+            in_checkpoint = {"save_interval_updates": 0, "save_interval": never}
+            in_dataset = {"validate_interval_updates": 0, "validate_interval": never}
+            return OmegaConf.merge(cfg, {"checkpoint": in_checkpoint, "dataset": in_dataset})
         return cfg
 
     def before_logging(self, save_dir: str, split: str, update: int, values: dict[str, Any]) -> None:

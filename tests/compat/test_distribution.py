@@ -160,3 +160,21 @@ def every_way_to_end(rank: int) -> None:
 @pytest.mark.slow
 def test_an_error_of_the_first_rank_ends_both() -> None:
     succeed_on_two_ranks(every_way_to_end)
+
+
+@pytest.mark.parametrize(
+    ("message", "is_lost"),
+    [
+        ("[gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:7563", True),
+        ("[gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 1800000ms for recv operation to complete", True),
+        ("[gloo/transport/tcp/unbound_buffer.cc:119] Timed out waiting 1800000ms for send operation to complete", True),
+        ("mat1 and mat2 shapes cannot be multiplied (2x3 and 2x3)", False),
+    ],
+)
+def test_an_error_of_a_connection_names_the_lost_ranks(message: str, is_lost: bool, monkeypatch) -> None:
+    """Messages of gloo."""
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(distribution, "find_lost_ranks", lambda: [1, 3])
+    lost = pytest.raises(UserError, match=r"^ranks 1, 3 have ended or cannot be reached") if is_lost else nullcontext()
+    with lost:
+        distribution.name_lost_ranks(RuntimeError(message))

@@ -6,9 +6,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from fairseq.data.indexed_dataset import MMapIndexedDataset, MMapIndexedDatasetBuilder
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.text.encoding import COUNTS, KilledWorkerError, in_own_process, join_encoded, process_pool
+from amos_fairseq.text.encoding import (
+    COUNTS,
+    BinarizedFile,
+    KilledWorkerError,
+    in_own_process,
+    join_encoded,
+    process_pool,
+)
 
 
 def fail_at_three(number: int) -> int:
@@ -43,3 +52,20 @@ def test_a_file_of_which_nothing_is_left_is_counted(tmp_path: Path) -> None:
         np.savez(tmp_path / name, ids=np.array(ids, np.int32), lengths=np.array(lengths, np.int64), counts=counts)
     totals = join_encoded([tmp_path / "0.npz", tmp_path / "1.npz"], tmp_path / "train", 9)
     assert totals == dict.fromkeys(COUNTS, 1) | {COUNTS[-1]: 8}
+
+
+@pytest.mark.parametrize("lines", [[], [[5, 2]], [[5, 6, 2], [2], [70_000, 2]]])
+def test_the_index_is_that_of_fairseq(lines: list[list[int]], tmp_path: Path) -> None:
+    """Its writer calls ``_get_pointers``, which BinarizedFile replaces."""
+    builder = MMapIndexedDatasetBuilder(tmp_path / "expected.bin", np.int32)
+    with BinarizedFile(tmp_path / "found", None) as file:
+        for line in lines:
+            builder.add_item(torch.tensor(line))
+            file.add_line(line)
+    builder.finalize(tmp_path / "expected.idx")
+    for suffix in ("bin", "idx"):
+        assert (tmp_path / f"found.{suffix}").read_bytes() == (tmp_path / f"expected.{suffix}").read_bytes()
+    with MMapIndexedDataset.Index.writer(tmp_path / "other.idx", np.int32) as index:
+        index._get_pointers = lambda sizes: [7 for _ in sizes]
+        index.write([1])
+    assert (tmp_path / "other.idx").read_bytes()[-8:] == (7).to_bytes(8, "little")

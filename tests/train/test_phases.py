@@ -96,6 +96,8 @@ def test_the_phase_of_an_update_follows_updates_or_time_and_a_branch_has_the_las
     schedule.seconds = 0.0
     cfg.decay_from = "checkpoint_1_5.pt"  # known before the checkpoint is read, for which the first batches are cut
     assert due_phase(trainer) == 2
+    cfg.decay_from, schedule.decay_start = None, 5  # with flags, which can be left out later
+    assert due_phase(trainer) == 2
     trainer.lr_scheduler = None  # one of fairseq: by updates
     assert due_phase(trainer) == 1
 

@@ -5,6 +5,7 @@ import re
 import signal
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,7 @@ def lose_a_rank(killed: int, num_ranks: int, data: Path, save_dir: Path) -> Back
         assert {run.ranks[rank].wait(60) for rank in range(num_ranks) if rank != killed} == {1}
         return run
     except subprocess.TimeoutExpired:
+        warnings.warn(f"a rank was still waiting a minute after the loss of rank {killed}", stacklevel=2)
         return None
     finally:
         for rank in run.ranks:
@@ -37,7 +39,8 @@ def lose_a_rank(killed: int, num_ranks: int, data: Path, save_dir: Path) -> Back
 def test_the_others_name_a_rank_that_was_killed(num_ranks, killed, binarized_corpus, tmp_path) -> None:
     """Ranks that were started without torchrun, whose agent would end the others. With the first one their store is lost.
 
-    In 1 of 60 trials of gloo's all-reduce alone a rank missed the loss and waited: for that there is a second run.
+    In 1 of 60 trials of gloo's all-reduce alone (three ranks, torch 2.13) one missed the loss and waited: for that there is a
+    second run, with a warning.
     """
     runs = (lose_a_rank(killed, num_ranks, binarized_corpus, tmp_path / name) for name in ("first", "second"))
     run = next((run for run in runs if run is not None), None)
