@@ -116,7 +116,7 @@ def test_a_run_of_minutes_ends_in_time(binarized_corpus: Path, tmp_path: Path) -
     """Twelve seconds, two thirds with blocks of 8 tokens; stopped once, it goes on. The lines count the minutes."""
     flags = ["--lr-scheduler", "warmup_stable_decay", "--minutes", "0.2", "--max-update", "0"]
     flags += ["--total-num-update", "20"]  # of them, the warm-up has two
-    flags += ["--phases", "[{length: 8, share: 0.67}, {length: 32, share: 0.33}]", "--log-interval", "5"]
+    flags += ["--phases", "[{length: 8, share: 0.67}, {length: 32, share: 0.33}]", "--log-interval", "2"]
     command = flags_command(binarized_corpus, tmp_path / "run", *flags)
     first = BackgroundRun(command, tmp_path / "first.log")
     first.wait_for_update(10)
