@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from amos_fairseq.checkpoints.encoder import Encoder
 
 OBJECTIVES = ("mlm", "electra", "teams", "electric", "amos")
-# Each is a folder of downstream/, whose task.py registers a task and its criterion.
-DOWNSTREAM_TASKS = ("tagging", "parsing", "squad", "classification", "multi_task")
+# Modules of downstream/, each of which registers a task and its criterion.
+DOWNSTREAM_TASKS = ("words.task", "words.parsing_task", "spans.task", "texts.task", "multi_task.task")
 
 
 @functools.cache
@@ -41,7 +41,7 @@ def register() -> None:
             importlib.import_module(f"amos_fairseq.models.{objective}")
             importlib.import_module(f"amos_fairseq.criterions.{objective}")
         for module in (
-            *(f"downstream.{task}.task" for task in DOWNSTREAM_TASKS),
+            *(f"downstream.{task}" for task in DOWNSTREAM_TASKS),
             "tasks.text_pretraining",
             "optim.grouped_adam",
             "optim.warmup_stable_decay",

@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from amos_fairseq.downstream.classification.command import read_glue_data
-from amos_fairseq.downstream.results import read_result, read_summary, write_record
-from amos_fairseq.downstream.squad.dataset import Example, read_squad_manifest
-from amos_fairseq.downstream.squad.question_files import read_squad
+from amos_fairseq.downstream.spans.dataset import Example, read_squad_manifest
+from amos_fairseq.downstream.texts.command import read_glue_data
 from amos_fairseq.errors import UserError
+from amos_fairseq.experiments.records import read_result, read_summary, write_record
 from amos_fairseq.hugging_face.parts import label_settings
 from amos_fairseq.hugging_face.weights import Head
+from amos_fairseq.inputs.question_files import read_squad
 from amos_fairseq.probing.results import read_probe_results, results_table
 from amos_fairseq.report.results import benchmark_table
 from amos_fairseq.strangers import read_json, read_json_lines

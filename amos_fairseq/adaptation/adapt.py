@@ -51,7 +51,7 @@ from amos_fairseq.hugging_face.import_folder import default_arch, import_folder,
 from amos_fairseq.hugging_face.imported import report_lines, write
 from amos_fairseq.hugging_face.sentence_files import read_sentence_files
 from amos_fairseq.models.configuration import OF_PROCESS, EncoderConfig
-from amos_fairseq.models.fine_tuning import is_fine_tuned
+from amos_fairseq.models.pretrained_encoder import is_fine_tuned
 from amos_fairseq.models.pretraining import PretrainingBatch
 from amos_fairseq.output.terminal import say
 from amos_fairseq.recipes import find_recipe

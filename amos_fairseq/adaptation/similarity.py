@@ -11,12 +11,12 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from amos_fairseq.checkpoints.encoder import load
-from amos_fairseq.downstream.classification.labels import is_missing, parse_number
-from amos_fairseq.downstream.classification.rows import LABEL_COLUMNS, TEXT_COLUMNS, read_rows
-from amos_fairseq.downstream.classification.scores import correlation
+from amos_fairseq.downstream.texts.scores import correlation
 from amos_fairseq.errors import UserError
 from amos_fairseq.hugging_face.sentence_files import pooling_of
-from amos_fairseq.text.input_files import TableFile
+from amos_fairseq.inputs.input_files import TableFile
+from amos_fairseq.inputs.labels import is_missing, parse_number
+from amos_fairseq.inputs.rows import LABEL_COLUMNS, TEXT_COLUMNS, read_rows
 
 FEWEST_PAIRS = 10
 

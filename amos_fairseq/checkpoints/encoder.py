@@ -17,7 +17,6 @@ from torch.nn.utils.rnn import pad_sequence
 from amos_fairseq.checkpoints.read import CheckpointPath, LoadedCheckpoint, load_checkpoint
 from amos_fairseq.errors import UserError
 from amos_fairseq.functional.positions import mean_state
-from amos_fairseq.models.fine_tuning import FineTunedModel
 from amos_fairseq.modules.encoder import with_layers
 
 # One text, or a pair: <s> A </s>, <s> A </s> B </s>, or <s> A </s> </s> B </s> if the model was fine-tuned so.
@@ -122,7 +121,7 @@ class Encoder(nn.Module):
         loaded, limit = self.loaded, self.model.max_positions()
         for number, text in enumerate([texts] if isinstance(texts, str) else texts, start=1):
             if isinstance(text, str):
-                lines = [" ".join(text.splitlines()) if isinstance(self.model, FineTunedModel) else text]
+                lines = [" ".join(text.splitlines()) if self.is_fine_tuned else text]
             elif isinstance(text, (tuple, list)) and len(text) == 2 and all(isinstance(each, str) for each in text):
                 lines = [" ".join(each.splitlines()) for each in text]
             else:
@@ -155,7 +154,7 @@ class Encoder(nn.Module):
                 with_input=True,
                 lengths=[len(each) for each, _ in inputs],
             )
-            is_fine_tuned = isinstance(self.model, FineTunedModel) and self.layer is None
+            is_fine_tuned = self.is_fine_tuned and self.layer is None
             states = self.model.read_layers(outputs) if is_fine_tuned else outputs[-1]
         wanted = [states, *outputs] if all_layers else [states]
         return [tuple(each[row, : len(tokens)] for each in wanted) for row, (tokens, _) in enumerate(inputs)]

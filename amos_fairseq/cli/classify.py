@@ -46,11 +46,11 @@ def run(arguments: argparse.Namespace) -> None:
     elif arguments.train is None:
         raise UserError("give the table to train on as --train, or one to label as --predict")
     else:
-        from amos_fairseq.downstream.classification.prepare import tables_of
+        from amos_fairseq.downstream.texts.prepare import tables_of
 
         arguments.tables = tables_of(arguments)
     fine_tuning.check_baseline(arguments)
     fine_tuning.start(arguments)
-    from amos_fairseq.downstream.classification.command import main
+    from amos_fairseq.downstream.texts.command import main
 
     main(arguments)

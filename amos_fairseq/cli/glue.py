@@ -6,7 +6,7 @@ from typing import Any
 
 from amos_fairseq.cli import fine_tuning
 from amos_fairseq.cli.arguments import add_subcommand, refuse_given
-from amos_fairseq.downstream.classification.glue.tasks import AVERAGED, parse_tasks
+from amos_fairseq.downstream.texts.glue.tasks import AVERAGED, parse_tasks
 from amos_fairseq.errors import UserError
 
 DESCRIPTION = """\
@@ -54,6 +54,11 @@ def run(arguments: argparse.Namespace) -> None:
         refuse_given(arguments, ["sampling_exponent"], "has no effect without --multi-task")
     parse_tasks(arguments.tasks)
     fine_tuning.start(arguments)
-    from amos_fairseq.downstream.classification.glue.command import main
+    from amos_fairseq.downstream.texts.glue.command import Glue, main
 
-    main(arguments)
+    if not arguments.multi_task:
+        main(arguments, Glue)
+        return
+    from amos_fairseq.downstream.multi_task.command import MultiTaskGlue
+
+    main(arguments, MultiTaskGlue)

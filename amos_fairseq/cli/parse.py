@@ -6,7 +6,7 @@ from typing import Any
 
 from amos_fairseq.cli import fine_tuning
 from amos_fairseq.cli.arguments import add_subcommand, add_unlabeled
-from amos_fairseq.downstream.views import PARSING_VIEWS
+from amos_fairseq.downstream.words.views import PARSING_VIEWS
 from amos_fairseq.errors import UserError
 
 DESCRIPTION = """\
@@ -41,6 +41,6 @@ def run(arguments: argparse.Namespace) -> None:
     elif arguments.train is None or arguments.dev is None:
         raise UserError("give the treebanks as --train FILE --dev FILE, or sentences to parse as --predict FILE")
     fine_tuning.start(arguments)
-    from amos_fairseq.downstream.parsing.command import main
+    from amos_fairseq.downstream.words.parsing_command import main
 
     main(arguments)

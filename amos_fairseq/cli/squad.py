@@ -42,6 +42,6 @@ def add_parser(subparsers: Any) -> None:
 def run(arguments: argparse.Namespace) -> None:
     fine_tuning.check_data(arguments)
     fine_tuning.start(arguments)
-    from amos_fairseq.downstream.squad.command import main
+    from amos_fairseq.downstream.spans.command import main
 
     main(arguments)

@@ -6,7 +6,8 @@ from typing import Any
 
 from amos_fairseq.cli import fine_tuning
 from amos_fairseq.cli.arguments import add_label_columns, add_subcommand, add_unlabeled, refuse_given
-from amos_fairseq.downstream.views import TAGGING_VIEWS, VIEW_HEADS
+from amos_fairseq.downstream.words.views import TAGGING_VIEWS
+from amos_fairseq.experiments.recipes import VIEW_HEADS
 
 DESCRIPTION = """\
 Fine-tune a checkpoint of this package on a column of labeled words (parts of speech, chunks, named entities): one
@@ -62,6 +63,6 @@ def run(arguments: argparse.Namespace) -> None:
         reason = "is for raw files; --data was prepared with its own"
         refuse_given(arguments, ["column", "columns", "encoding", "labeled", "unlabeled"], reason)
     fine_tuning.start(arguments)
-    from amos_fairseq.downstream.tagging.command import main
+    from amos_fairseq.downstream.words.command import main
 
     main(arguments)

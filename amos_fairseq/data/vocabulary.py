@@ -21,7 +21,8 @@ from amos_fairseq.files import (
     whole_folder,
 )
 from amos_fairseq.text import MASK_SYMBOL
-from amos_fairseq.text.tokenization import Tokenizer, load_tokenizer
+from amos_fairseq.text.tokenization import load_tokenizer
+from amos_fairseq.text.tokenization.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 

@@ -1,6 +1,7 @@
 """What all tasks with labels share: settings, a model with a head, the order of an epoch, and padded batches of tokens."""
 
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,11 +20,16 @@ from amos_fairseq.criterions.pretraining import mean
 from amos_fairseq.data.block_iterator import similar_lengths
 from amos_fairseq.data.seeding import EpochOrder, Purpose, keyed_generator
 from amos_fairseq.data.vocabulary import Vocabulary
-from amos_fairseq.downstream.results import content_sha256
+from amos_fairseq.downstream.model import TEXT_HEAD, FineTunedModel
 from amos_fairseq.errors import UserError
-from amos_fairseq.models.fine_tuning import TEXT_HEAD, FineTunedModel
+from amos_fairseq.experiments.records import content_sha256
 from amos_fairseq.setting_checks import setting
+from amos_fairseq.strangers import is_unicode
 from amos_fairseq.tasks.corpus_task import CorpusTask, arch_name
+
+TASK_FILE = "task.json"  # what amos prepare writes beside the texts and labels of a task
+TASK_FOLDER = "tasks"  # beside a checkpoint of several tasks: a folder for each, with its task.json
+AVERAGE = "average"  # of the main scores of several tasks, in logs and results
 
 
 @dataclass
@@ -108,6 +114,16 @@ def are_trained_labels(loaded: LoadedCheckpoint, head: str, kind: str, labels: S
 def fingerprint_of_labels(loaded: LoadedCheckpoint, head: str) -> str | None:
     """Return the sha256 of kind and names of the labels that a head was trained with; checkpoints of other tasks have none."""
     return loaded.task_state.get(f"labels of {TEXT_HEAD if TEXT_HEAD in loaded.model.heads else head}")
+
+
+def are_labels(labels: Any) -> bool:
+    """Return whether this is a list of different labels that fit on the lines of ``labels.txt``."""
+    return (
+        isinstance(labels, list)
+        and all(isinstance(label, str) and label != "" and not re.search(r"[\r\n\0]", label) for label in labels)
+        and all(map(is_unicode, labels))
+        and len(labels) == len(set(labels)) > 0
+    )
 
 
 class LabeledCriterion(FairseqCriterion):

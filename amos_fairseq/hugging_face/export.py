@@ -23,9 +23,9 @@ from amos_fairseq.checkpoints.read import (
     load_checkpoint,
     runs_before,
 )
-from amos_fairseq.downstream.classification.dataset import TASK_FILE
-from amos_fairseq.downstream.results import check_scored, error_in_words, read_result
+from amos_fairseq.downstream.labeled_task import TASK_FILE
 from amos_fairseq.errors import UserError
+from amos_fairseq.experiments.records import check_scored, error_in_words, read_result
 from amos_fairseq.files import check_new_folder, explain_write_errors, whole_folder
 from amos_fairseq.hugging_face import custom_code
 from amos_fairseq.hugging_face.config import CONFIG_FILE, hugging_face_config

@@ -30,7 +30,7 @@ from amos_fairseq.hugging_face.imported import Imported, build_model, configurat
 from amos_fairseq.hugging_face.sentence_files import read_sentence_files
 from amos_fairseq.hugging_face.weights import FAMILIES, Head, Weights, count_layers, from_hugging_face
 from amos_fairseq.models.configuration import MODERN, MODERN_ARCH, MODERN_SIZES, SIZES
-from amos_fairseq.models.fine_tuning import POOLER
+from amos_fairseq.models.pretrained_encoder import POOLER
 from amos_fairseq.models.pretraining import SENTENCE_FILES
 from amos_fairseq.strangers import LAST_KEYS, plain_name, read_json
 from amos_fairseq.text.tokenization.fast_tokenizer import ABSENT, FastTokenizer, row_map

@@ -34,8 +34,8 @@ from amos_fairseq.files import (
 from amos_fairseq.hugging_face.weights import NEVER_PREDICTED, Weights
 from amos_fairseq.models.pretraining import PretrainingModel
 from amos_fairseq.setting_checks import as_flags
-from amos_fairseq.text.tokenization import Tokenizer
 from amos_fairseq.text.tokenization.fast_tokenizer import ABSENT
+from amos_fairseq.text.tokenization.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)

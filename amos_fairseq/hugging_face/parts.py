@@ -14,26 +14,25 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from amos_fairseq.checkpoints.read import LoadedCheckpoint
-from amos_fairseq.downstream.classification.dataset import TASK_FILE, TASK_FOLDER
-from amos_fairseq.downstream.classification.labels import KINDS
-from amos_fairseq.downstream.labeled_task import are_trained_labels, check_labels, fingerprint_of_labels
-from amos_fairseq.downstream.parsing.model import ParsingModel
-from amos_fairseq.downstream.squad.task import IndependentSpanHead, SpanModel
-from amos_fairseq.downstream.tagging.dataset import (
-    LABELS_FILE,
-    OF_WORDS,
+from amos_fairseq.downstream.labeled_task import (
+    TASK_FILE,
+    TASK_FOLDER,
     are_labels,
-    column_of,
-    read_labels,
-    word_head_name,
+    are_trained_labels,
+    check_labels,
+    fingerprint_of_labels,
 )
-from amos_fairseq.downstream.tagging.model import WordModel
+from amos_fairseq.downstream.model import TEXT_HEAD, FineTunedModel, scale_of
+from amos_fairseq.downstream.spans.task import IndependentSpanHead, SpanModel
+from amos_fairseq.downstream.words.dataset import LABELS_FILE, OF_WORDS, column_of, read_labels, word_head_name
+from amos_fairseq.downstream.words.model import WordModel
+from amos_fairseq.downstream.words.parsing_model import ParsingModel
 from amos_fairseq.errors import UserError
 from amos_fairseq.hugging_face.config import DETECTION_LABELS, MPNET_BUCKETS, MPNET_MAX_DISTANCE
 from amos_fairseq.hugging_face.weights import CUSTOM, Head, Weights, class_name
+from amos_fairseq.inputs.labels import KINDS
 from amos_fairseq.models.amos import AmosModel
 from amos_fairseq.models.electric import ElectricModel
-from amos_fairseq.models.fine_tuning import TEXT_HEAD, FineTunedModel, scale_of
 from amos_fairseq.models.mlm import MlmModel
 from amos_fairseq.models.pretraining import BROUGHT_ALONG, SENTENCE_FILES
 from amos_fairseq.models.teams import TeamsModel

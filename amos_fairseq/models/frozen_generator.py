@@ -16,7 +16,7 @@ from torch.nn.functional import pad
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.models.configuration import DetectorWithMlmConfig, PaddedVocabulary
-from amos_fairseq.models.fine_tuning import (
+from amos_fairseq.models.pretrained_encoder import (
     DELTA,
     EMBEDDING,
     ENCODER,

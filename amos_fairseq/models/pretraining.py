@@ -27,7 +27,7 @@ from amos_fairseq.models.configuration import (
     embedding_width,
     has_biases,
 )
-from amos_fairseq.models.fine_tuning import DELTA, POOLER, PretrainedEncoder, TextModel
+from amos_fairseq.models.pretrained_encoder import CLASS_OF_HEADS, CLASSIFICATION, DELTA, POOLER, PretrainedEncoder
 from amos_fairseq.modules.bert_encoder import LearnedPositions, repeated
 from amos_fairseq.modules.encoder import TransformerEncoder, initialize, mark_lr_scale, mark_undecayed
 from amos_fairseq.modules.heads import MlmHead, TokenPrediction
@@ -162,7 +162,8 @@ class PretrainingModel(BaseFairseqModel, abc.ABC):
                     raise UserError("--task masked_lm trains --arch mlm_*: give one, or --task text_pretraining")
                 return cls.for_masked_lm(cfg, vocabulary)
             if not hasattr(task, "masked_share"):
-                return getattr(task, "model_class", TextModel)(cfg, vocabulary, cls.pretrained_encoder)
+                model_class = getattr(task, "model_class", None) or CLASS_OF_HEADS[CLASSIFICATION]
+                return model_class(cfg, vocabulary, cls.pretrained_encoder)
             model = cls(cfg, vocabulary)
             if getattr(cfg, "generator_checkpoint", ""):
                 model.load_generator = functools.partial(task.load_generator, cfg)

@@ -33,7 +33,7 @@ from amos_fairseq.models.configuration import (
     register_sizes,
     transformer_config,
 )
-from amos_fairseq.models.fine_tuning import PretrainedEncoder
+from amos_fairseq.models.pretrained_encoder import PretrainedEncoder
 from amos_fairseq.models.pretraining import PretrainingBatch, PretrainingOutput, SingleMlmModel
 from amos_fairseq.modules.encoder import LayerOutputs, TransformerConfig, TransformerEncoder, share_bottom, with_layers
 from amos_fairseq.modules.heads import DetectionHead, EmbeddingHead, FeedForwardHead

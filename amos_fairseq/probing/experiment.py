@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from amos_fairseq.checkpoints.read import LoadedCheckpoint
-from amos_fairseq.downstream.results import content_sha256
 from amos_fairseq.errors import UserError, explain_os_errors
+from amos_fairseq.experiments.records import content_sha256
 from amos_fairseq.files import csv_text, distinct_names, file_sha256, first_difference, locked, write_text
 from amos_fairseq.output.tables import Table
 from amos_fairseq.output.terminal import say

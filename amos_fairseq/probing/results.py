@@ -10,8 +10,8 @@ import matplotlib
 from matplotlib.figure import Figure
 
 from amos_fairseq import strangers
-from amos_fairseq.downstream.results import read_record, write_record
 from amos_fairseq.errors import UserError
+from amos_fairseq.experiments.records import read_record, write_record
 from amos_fairseq.output.pictures import (
     GREY,
     RC_PARAMS,

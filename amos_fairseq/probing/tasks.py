@@ -19,17 +19,16 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from amos_fairseq.downstream.tagging.schemes import notation_of, spans_of
-from amos_fairseq.downstream.tagging.sentences import Sentence, spaces_in
-from amos_fairseq.downstream.tagging.word_files import heads_of, read_conllu, read_sentences
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import file_sha256, json_text, whole_folder
+from amos_fairseq.inputs.file_kinds import kind_and_compression
+from amos_fairseq.inputs.input_files import read_lines
+from amos_fairseq.inputs.schemes import notation_of, spans_of
+from amos_fairseq.inputs.sentences import Sentence, join_words, spaces_in
+from amos_fairseq.inputs.word_files import heads_of, read_conllu, read_sentences
 from amos_fairseq.output.terminal import say
 from amos_fairseq.strangers import field, parse_json, plain_name, text_in
-from amos_fairseq.text.file_kinds import kind_and_compression
-from amos_fairseq.text.input_files import read_lines
 from amos_fairseq.text.prepared_data import check_inputs, describe_source, is_finished
-from amos_fairseq.text.tokenization.tokenizer import join_words
 
 SPLITS = ("train", "valid", "test")
 # Tasks in the order of the semantic depth that AMOS "Figure 4" takes from Tenney et al. (2019a); others follow by name.

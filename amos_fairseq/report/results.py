@@ -3,12 +3,12 @@
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from amos_fairseq.downstream.classification.command import RANDOM
-from amos_fairseq.downstream.results import NO_BASELINES, Spread, Summary, format_spread, read_summary
-from amos_fairseq.downstream.tagging.command import SCORE_NAMES
-from amos_fairseq.downstream.tagging.sentences import TASK_PREFIX
+from amos_fairseq.downstream.texts.command import RANDOM
+from amos_fairseq.downstream.words.command import SCORE_NAMES
 from amos_fairseq.errors import UserError
+from amos_fairseq.experiments.records import NO_BASELINES, Spread, Summary, format_spread, read_summary
 from amos_fairseq.files import distinct_names
+from amos_fairseq.inputs.sentences import TASK_PREFIX
 from amos_fairseq.output.tables import Table
 from amos_fairseq.probing.results import ProbeResults, read_probe_results
 from amos_fairseq.report.figures import CostSeries

@@ -10,7 +10,7 @@ import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 
-from amos_fairseq.downstream.results import Summary
+from amos_fairseq.experiments.records import Summary
 from amos_fairseq.files import distinct_names, write_text
 from amos_fairseq.functional.replaced_token_detection import EQUAL_LOGITS
 from amos_fairseq.output.pictures import RC_PARAMS, save

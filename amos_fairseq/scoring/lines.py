@@ -19,10 +19,10 @@ from torch import Tensor
 from amos_fairseq.checkpoints.read import LoadedCheckpoint
 from amos_fairseq.errors import UserError, explain_os_errors
 from amos_fairseq.files import whole_file
+from amos_fairseq.inputs.file_kinds import JSONL, is_object, kind_of
+from amos_fairseq.inputs.input_files import decoded_lines, read_lines
 from amos_fairseq.output.terminal import progress_bar
 from amos_fairseq.scoring.token_scorers import TokenScorer
-from amos_fairseq.text.file_kinds import JSONL, is_object, kind_of
-from amos_fairseq.text.input_files import decoded_lines, read_lines
 
 STDIN = "-"
 DECIMALS = 6  # about the precision of float32 for values around 10

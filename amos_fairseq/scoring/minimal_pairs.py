@@ -28,6 +28,8 @@ from amos_fairseq.data.corpus import corpus_directories, count_tokens, require_s
 from amos_fairseq.data.vocabulary import shard_directories
 from amos_fairseq.errors import UserError, explain_os_errors
 from amos_fairseq.files import DICTIONARY_FILE, csv_text, distinct_names, file_sha256, json_text, write_text
+from amos_fairseq.inputs.file_kinds import FOLDER, kind_and_compression, kind_of, refuse_many_brackets
+from amos_fairseq.inputs.input_files import read_lines
 from amos_fairseq.output.tables import Table, format_score
 from amos_fairseq.probing.features import RANDOM_SEED, random_weights
 from amos_fairseq.scoring import PAIR_SUFFIXES
@@ -35,8 +37,6 @@ from amos_fairseq.scoring.lines import DECIMALS, EncodedLine, encoded_lines, sco
 from amos_fairseq.scoring.token_scorers import DetectionScorer, build_pair_scorer
 from amos_fairseq.strangers import LONGEST_NAME, parse_json, plain_name
 from amos_fairseq.text import special_ids
-from amos_fairseq.text.file_kinds import FOLDER, kind_and_compression, kind_of, refuse_many_brackets
-from amos_fairseq.text.input_files import read_lines
 from amos_fairseq.text.tokenization.tokenizer import read_dictionary_symbols
 
 FORMAT = 1

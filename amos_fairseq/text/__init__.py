@@ -1,6 +1,5 @@
 """Raw text to tokens, behind ``amos prepare text``: readers of files, the vocabulary, tokenizers, binarizing."""
 
-import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -10,14 +9,8 @@ if TYPE_CHECKING:
 # Pieces to learn. AMOS, section 4: 32,768 uncased (base), 64,000 cased SentencePiece (base++).
 DEFAULT_VOCAB_SIZE = 32_768
 LARGEST_VOCABULARY = 2**22  # four times the largest known; each entry takes memory
-TEXT_COLUMN = "text"  # of tables and JSON lines
 
 MASK_SYMBOL = "<mask>"
-# A character of Thai, Lao, Burmese, Khmer, kana or Han: a text has no spaces between their words.
-UNSPACED = re.compile(
-    "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\uff66-\uff9f"
-    "\U00020000-\U0003ffff]"
-)
 # fairseq-preprocess --padding-factor appends symbols with this prefix to round up the dictionary's size.
 DICTIONARY_FILLER = "madeupword"
 

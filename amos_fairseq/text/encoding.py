@@ -21,8 +21,9 @@ import numpy as np
 
 import amos_worker
 from amos_fairseq.errors import UserError
-from amos_fairseq.text.input_files import is_much
-from amos_fairseq.text.tokenization import Tokenizer, load_tokenizer
+from amos_fairseq.inputs.input_files import is_much
+from amos_fairseq.text.tokenization import load_tokenizer
+from amos_fairseq.text.tokenization.tokenizer import Tokenizer
 
 # The ids of fairseq's own symbols: every dictionary begins with <s>, <pad>, </s>, <unk>.
 END_ID, UNKNOWN_ID, NUM_FAIRSEQ_SYMBOLS = 2, 3, 4

@@ -38,12 +38,15 @@ from amos_fairseq.files import (
     take_lock,
     whole_folder,
 )
+from amos_fairseq.inputs import TEXT_COLUMN
+from amos_fairseq.inputs.documents import BLANK, LINE, read_documents
+from amos_fairseq.inputs.file_kinds import TEXT, kind_of
+from amos_fairseq.inputs.input_files import files_of, is_much
 from amos_fairseq.output.terminal import progress_bar, say
 from amos_fairseq.process import version_of
 from amos_fairseq.recipes import planned_text
 from amos_fairseq.strangers import LARGEST_COUNT, field, is_unicode, read_json, whole_number
-from amos_fairseq.text import DEFAULT_VOCAB_SIZE, LARGEST_VOCABULARY, TEXT_COLUMN
-from amos_fairseq.text.documents import BLANK, LINE, read_documents
+from amos_fairseq.text import DEFAULT_VOCAB_SIZE, LARGEST_VOCABULARY
 from amos_fairseq.text.encoding import (
     NUM_FAIRSEQ_SYMBOLS,
     KilledWorkerError,
@@ -58,8 +61,6 @@ from amos_fairseq.text.encoding import (
     start_encoding_process,
     use_threads,
 )
-from amos_fairseq.text.file_kinds import TEXT, kind_of
-from amos_fairseq.text.input_files import files_of, is_much
 from amos_fairseq.text.prepared_data import check_paths
 from amos_fairseq.text.split import (
     SAMPLE,
@@ -70,10 +71,10 @@ from amos_fairseq.text.split import (
     split_corpus,
     text_file,
 )
-from amos_fairseq.text.tokenization import Tokenizer, load_tokenizer
+from amos_fairseq.text.tokenization import load_tokenizer
 from amos_fairseq.text.tokenization.exported import export_obstacle
 from amos_fairseq.text.tokenization.fast_tokenizer import SENTENCEPIECE, FastTokenizer
-from amos_fairseq.text.tokenization.tokenizer import SPACE, SPECIAL_SYMBOLS
+from amos_fairseq.text.tokenization.tokenizer import SPACE, SPECIAL_SYMBOLS, Tokenizer
 from amos_fairseq.text.vocabulary import learn_tokenizer
 
 UNFINISHED = ".prepare"

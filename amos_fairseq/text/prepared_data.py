@@ -11,12 +11,10 @@ import os
 import random
 import shlex
 import shutil
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from amos_fairseq.errors import UserError, explain_os_errors
 from amos_fairseq.files import (
@@ -33,10 +31,9 @@ from amos_fairseq.files import (
 )
 from amos_fairseq.output.terminal import say
 from amos_fairseq.strangers import is_unicode, read_json
-from amos_fairseq.text.tokenization import Tokenizer
+from amos_fairseq.text.tokenization.tokenizer import Tokenizer
 
 DATA = "data"
-DEV_SHARE, SPLIT_SEED = 0.1, 1
 RECORD = ".made_from.json"
 DEV_SPLITS = {"dev", "valid"}
 WITH_DEV, WITHOUT_DEV = "it was made with --dev", "it was made without --dev"
@@ -124,29 +121,6 @@ def save_tokenizer(tokenizer: Tokenizer, directory: Path) -> None:
 def write_manifest(path: Path, content: Mapping[str, Any]) -> None:
     """Write the last file of prepared data, with the hashes of the others."""
     path.write_text(json_text({**content, "sha256": files_sha256(path.parent)}), encoding="utf-8")
-
-
-def held_out(examples: Sequence[Hashable], source: str | Path, what: str) -> list[int]:
-    """Return the indices of a tenth of the examples, chosen at random, to score on. Equal ones are on the same side."""
-    indices: dict[Hashable, list[int]] = {}
-    for index, example in enumerate(examples):
-        indices.setdefault(example, []).append(index)
-    groups, wanted = list(indices.values()), round(DEV_SHARE * len(examples))
-    if len(groups) < 10 or wanted < 1:
-        raise UserError(f"{source} has {len(groups)} different {what}, too few to choose dev {what}: give --dev")
-    dev: list[int] = []
-    for group in np.random.default_rng(SPLIT_SEED).permutation(len(groups)):
-        if len(dev) + len(groups[group]) <= wanted:
-            dev += groups[group]
-    return sorted(dev)
-
-
-def held_out_note(num_dev: int, num_train: int, what: str, source: str) -> str:
-    return f"dev: {num_dev:,} {what} of {source}, chosen at random (seed {SPLIT_SEED}); {num_train:,} {what} train"
-
-
-def seen_note(seen: int, total: int, what: str) -> str:
-    return f"{seen:,} of {total:,} dev {what} train too: the scores may be too high"
 
 
 def prepared_data(

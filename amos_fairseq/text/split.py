@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from amos_fairseq.errors import UserError
+from amos_fairseq.inputs import TEXT_COLUMN
+from amos_fairseq.inputs.documents import BLANK, LINE, document_end, read_documents
+from amos_fairseq.inputs.file_kinds import OnRead
 from amos_fairseq.output.terminal import say
-from amos_fairseq.text import TEXT_COLUMN
-from amos_fairseq.text.documents import BLANK, LINE, document_end, read_documents
-from amos_fairseq.text.file_kinds import OnRead
-from amos_fairseq.text.tokenization import Tokenizer
+from amos_fairseq.text.tokenization.tokenizer import Tokenizer
 
 VALID, SAMPLE = "valid.txt", "sample.txt"
 GROUPS_PER_SHARD = 16  # small enough to form shards of nearly equal size

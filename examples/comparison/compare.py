@@ -90,7 +90,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 def parse_glue_tasks(text: str) -> tuple[str, ...]:
     """Return the tasks in the order of AMOS Table 1; raise :class:`UserError`."""
-    from amos_fairseq.downstream.classification.glue.tasks import AVERAGED, parse_tasks
+    from amos_fairseq.downstream.texts.glue.tasks import AVERAGED, parse_tasks
 
     chosen = parse_tasks(text)
     if not set(chosen) <= set(AVERAGED):
@@ -108,7 +108,7 @@ def main(arguments: list[str] | None = None) -> int:
     from comparison_report import write_report
     from runs import limited_runner
 
-    from amos_fairseq.downstream.benchmark import Stopped
+    from amos_fairseq.experiments.benchmark import Stopped
 
     with limited_runner(options.piece_minutes) as runner:
         comparison = Comparison(options)

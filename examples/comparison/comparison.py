@@ -9,12 +9,12 @@ from entries import CONFIGS, Entry, check_shared, compose_entry, read_entries, r
 from omegaconf import DictConfig
 from runs import FineTuning, Pretraining, Runner, measure_seconds_per_update
 
-from amos_fairseq.downstream.benchmark import LOG_FILE
-from amos_fairseq.downstream.classification.command import read_glue_data
-from amos_fairseq.downstream.results import read_record, write_record
-from amos_fairseq.downstream.runner import RunFailed
-from amos_fairseq.downstream.session import claim_output_directory, find_devices
+from amos_fairseq.downstream.texts.command import read_glue_data
 from amos_fairseq.errors import UserError
+from amos_fairseq.experiments.benchmark import LOG_FILE
+from amos_fairseq.experiments.records import read_record, write_record
+from amos_fairseq.experiments.runner import RunFailed
+from amos_fairseq.experiments.session import claim_output_directory, find_devices
 from amos_fairseq.files import directory_sha256, file_sha256
 
 NAME = "comparison"

@@ -14,10 +14,10 @@ from comparison import NAME, Comparison
 from comparison_results import compare_findings, entry_results, ordering
 from runs import num_threads
 
-from amos_fairseq.downstream.classification.glue.table import task_heading
-from amos_fairseq.downstream.classification.glue.tasks import TASKS
-from amos_fairseq.downstream.recipes import load_recipe
-from amos_fairseq.downstream.results import write_record
+from amos_fairseq.downstream.texts.glue.table import task_heading
+from amos_fairseq.downstream.texts.glue.tasks import TASKS
+from amos_fairseq.experiments.recipes import load_recipe
+from amos_fairseq.experiments.records import write_record
 from amos_fairseq.files import whole_file
 from amos_fairseq.output.pictures import RC_PARAMS, RUN_COLOURS, RUN_MARKERS, save
 from amos_fairseq.output.tables import MISSING, Table, format_score

@@ -9,9 +9,9 @@ from typing import Any
 from budgets import SHARES, Cost, share_name, update_at
 from runs import FineTuning, Pretraining
 
-from amos_fairseq.downstream.classification.glue.table import average
-from amos_fairseq.downstream.classification.glue.tasks import AVERAGED
-from amos_fairseq.downstream.results import RunResult, TaskSummary, spread_of, summarize
+from amos_fairseq.downstream.texts.glue.table import average
+from amos_fairseq.downstream.texts.glue.tasks import AVERAGED
+from amos_fairseq.experiments.records import RunResult, TaskSummary, spread_of, summarize
 
 AGREES, DISAGREES, UNDECIDED = "agrees", "disagrees", "within the spread"
 

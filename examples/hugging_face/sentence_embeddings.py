@@ -20,9 +20,9 @@ from pathlib import Path
 import torch
 from scipy.stats import spearmanr
 
-from amos_fairseq.downstream.classification.labels import is_missing, parse_number
-from amos_fairseq.downstream.classification.rows import read_rows
 from amos_fairseq.errors import UserError, report_user_errors
+from amos_fairseq.inputs.labels import is_missing, parse_number
+from amos_fairseq.inputs.rows import read_rows
 
 try:
     from sentence_transformers import SentenceTransformer

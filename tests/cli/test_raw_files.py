@@ -15,11 +15,11 @@ from synthetic_squad import make_squad, write_json
 from synthetic_tagging import make_sentences, write_columns, write_conllu
 
 from amos_fairseq.cli.main import main
-from amos_fairseq.downstream.benchmark import Benchmark
-from amos_fairseq.downstream.classification.glue import command as glue
-from amos_fairseq.downstream.squad import command as squad
-from amos_fairseq.downstream.tagging import command as tagging
-from amos_fairseq.downstream.tagging.dataset import Column
+from amos_fairseq.downstream.spans import command as squad
+from amos_fairseq.downstream.texts.glue import command as glue
+from amos_fairseq.downstream.words import command as tagging
+from amos_fairseq.downstream.words.dataset import Column
+from amos_fairseq.experiments.benchmark import Benchmark
 from amos_fairseq.files import file_sha256
 from amos_fairseq.probing import experiment
 from amos_fairseq.probing.results import read_probe_results

@@ -9,8 +9,8 @@ from synthetic_glue import session as open_session
 from synthetic_squad import make_squad, prepare_squad, untrained_checkpoint
 
 from amos_fairseq.cli.main import build_parser, main
-from amos_fairseq.downstream.squad.command import SquadSettings, open_squad, read_settings
-from amos_fairseq.downstream.squad.dataset import WindowLimits
+from amos_fairseq.downstream.spans.command import SquadSettings, open_squad, read_settings
+from amos_fairseq.downstream.spans.dataset import WindowLimits
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ from benchmark_summary import LAST
 from comparison_results import compare_findings, scores_of
 from entries import CONFIGS, read_yaml
 
-from amos_fairseq.downstream.results import RunResult
+from amos_fairseq.experiments.records import RunResult
 
 
 def test_average_of_medians_and_deviation_over_seeds():

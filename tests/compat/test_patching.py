@@ -19,7 +19,7 @@ import amos_fairseq  # noqa: F401  (patches fairseq)
 from amos_fairseq import process
 from amos_fairseq.compat import PATCHES
 from amos_fairseq.compat.patching import Patch, Script, patch_training_script, stop_readers
-from amos_fairseq.downstream.classification import task as text_task
+from amos_fairseq.downstream.texts import task as text_task
 from amos_fairseq.run.hooks import REPLACED
 
 ALL = [*(patch for patches in PATCHES.values() for patch in patches), *REPLACED, *text_task.REPLACED]

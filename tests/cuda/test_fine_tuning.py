@@ -19,27 +19,27 @@ from training_step import UnsavedTrainer, set_up
 
 import amos_fairseq
 from amos_fairseq.data.vocabulary import Vocabulary
-from amos_fairseq.downstream.classification.task import (
+from amos_fairseq.downstream.multi_task.task import MultiTask, MultiTaskConfig, MultiTaskCriterion, TextTask
+from amos_fairseq.downstream.spans.task import SquadConfig, SquadCriterion, SquadTask
+from amos_fairseq.downstream.texts.task import (
     TextClassificationConfig,
     TextClassificationCriterion,
     TextClassificationTask,
 )
-from amos_fairseq.downstream.multi_task.task import MultiTask, MultiTaskConfig, MultiTaskCriterion, TextTask
-from amos_fairseq.downstream.parsing.model import TREES
-from amos_fairseq.downstream.parsing.task import (
+from amos_fairseq.downstream.words.dataset import NO_LABEL
+from amos_fairseq.downstream.words.parsing_model import TREES
+from amos_fairseq.downstream.words.parsing_task import (
     DependencyParsingConfig,
     DependencyParsingCriterion,
     DependencyParsingTask,
 )
-from amos_fairseq.downstream.squad.task import SquadConfig, SquadCriterion, SquadTask
-from amos_fairseq.downstream.tagging.dataset import NO_LABEL
-from amos_fairseq.downstream.tagging.task import (
+from amos_fairseq.downstream.words.task import (
     Column,
     SequenceTaggingConfig,
     SequenceTaggingCriterion,
     SequenceTaggingTask,
 )
-from amos_fairseq.downstream.views import PARSING_VIEWS, TAGGING_VIEWS, WORD_DROPOUT
+from amos_fairseq.downstream.words.views import PARSING_VIEWS, TAGGING_VIEWS, WORD_DROPOUT
 
 NUM_CLASSES = 3
 VOCABULARY = Vocabulary(Path("dict.txt"), dictionary_sha256="", tokenizer_directory=None, tokenizer_sha256=None)

@@ -18,10 +18,10 @@ from synthetic_glue import (
 )
 
 from amos_fairseq.checkpoints.read import load_checkpoint, read_state
-from amos_fairseq.downstream import runner as runner_module
-from amos_fairseq.downstream.classification.glue.command import GlueOptions, open_glue
-from amos_fairseq.downstream.runner import run_benchmark
-from amos_fairseq.models.fine_tuning import TEXT_HEAD, TextModel
+from amos_fairseq.downstream.model import TEXT_HEAD, TextModel
+from amos_fairseq.downstream.texts.glue.command import GlueOptions, open_glue
+from amos_fairseq.experiments import runner as runner_module
+from amos_fairseq.experiments.runner import run_benchmark
 
 
 @pytest.fixture(scope="session")

@@ -11,9 +11,9 @@ from forked_command import IMPORTED, ForkedCommand
 from tiny_runs import ROOT
 from waiting import wait_until
 
-from amos_fairseq.downstream.benchmark import Stopped
-from amos_fairseq.downstream.runner import RunFailed, environment, train, variables_of_server
 from amos_fairseq.errors import UserError
+from amos_fairseq.experiments.benchmark import Stopped
+from amos_fairseq.experiments.runner import RunFailed, environment, train, variables_of_server
 
 SAVES = """\
 import signal, sys, time
@@ -104,7 +104,7 @@ def test_a_training_saves_and_ends_when_its_parent_is_killed(tmp_path):
     (tmp_path / "child.py").write_text(SAVES)
     (tmp_path / "parent.py").write_text(
         "import os, pathlib, threading\n"
-        "from amos_fairseq.downstream.runner import train\n"
+        "from amos_fairseq.experiments.runner import train\n"
         "if __name__ == '__main__':  # multiprocessing imports the main module in each process\n"
         "    train(['child'], pathlib.Path(), dict(os.environ), threading.Event(), print)"
     )

@@ -7,9 +7,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from amos_fairseq.downstream.benchmark import save_results
-from amos_fairseq.downstream.results import RunResult, summarize, write_record
-from amos_fairseq.downstream.tagging.command import Tagging
+from amos_fairseq.downstream.words.command import Tagging
+from amos_fairseq.experiments.benchmark import save_results
+from amos_fairseq.experiments.records import RunResult, summarize, write_record
 
 LAST = ("checkpoint_best.pt", 1.0, 1.0, {}, [], {}, {}, [])  # fields of a result, from the checkpoint on
 

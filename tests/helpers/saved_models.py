@@ -14,8 +14,8 @@ from omegaconf import OmegaConf
 from small_models import build_randomized, randomize, small_dictionary
 
 from amos_fairseq.checkpoints.read import LoadedCheckpoint, dictionary_of, load_generator, weights_sha256
-from amos_fairseq.downstream.squad.task import SpanModel
-from amos_fairseq.downstream.tagging.model import WordModel
+from amos_fairseq.downstream.spans.task import SpanModel
+from amos_fairseq.downstream.words.model import WordModel
 from amos_fairseq.files import directory_sha256, file_sha256
 from amos_fairseq.flops.configuration import synthetic_dictionary
 from amos_fairseq.models.amos import AmosConfig, AmosModel

@@ -20,13 +20,13 @@ from amos_fairseq.criterions.electra import ElectraCriterion
 from amos_fairseq.criterions.electric import ElectricCriterion
 from amos_fairseq.criterions.mlm import MlmCriterion
 from amos_fairseq.criterions.teams import TeamsCriterion
+from amos_fairseq.downstream.model import FineTunedModel, TextModel
 from amos_fairseq.functional import sampling
 from amos_fairseq.functional.sampling import TopK
 from amos_fairseq.models.amos import AmosConfig, AmosModel
 from amos_fairseq.models.configuration import EncoderConfig
 from amos_fairseq.models.electra import ElectraConfig, ElectraModel
 from amos_fairseq.models.electric import ElectricConfig, ElectricModel
-from amos_fairseq.models.fine_tuning import FineTunedModel, TextModel
 from amos_fairseq.models.mlm import MlmModel
 from amos_fairseq.models.teams import TeamsConfig, TeamsModel
 from amos_fairseq.modules import mixture as mixtures

@@ -13,10 +13,10 @@ from fairseq.data import Dictionary, data_utils
 from fairseq.data.indexed_dataset import MMapIndexedDatasetBuilder
 from saved_models import small_tokenizer, write_checkpoint
 
-from amos_fairseq.downstream.classification.labels import LabelSpace
-from amos_fairseq.downstream.classification.prepare import write_task
-from amos_fairseq.downstream.classification.rows import LabeledRows
-from amos_fairseq.downstream.session import Session, session_from
+from amos_fairseq.downstream.texts.prepare import write_task
+from amos_fairseq.experiments.session import Session, session_from
+from amos_fairseq.inputs.labels import LabelSpace
+from amos_fairseq.inputs.rows import LabeledRows
 from amos_fairseq.text.tokenization import load_tokenizer
 from amos_fairseq.text.vocabulary import learn_tokenizer
 

@@ -22,15 +22,15 @@ from tokenizers import Tokenizer as Library
 
 from amos_fairseq.checkpoints.read import load_checkpoint
 from amos_fairseq.cli.main import main
-from amos_fairseq.downstream.results import content_sha256
-from amos_fairseq.downstream.session import read_pretrained_checkpoint
+from amos_fairseq.downstream.model import TEXT_HEAD
 from amos_fairseq.errors import UserError
+from amos_fairseq.experiments.records import content_sha256
+from amos_fairseq.experiments.session import read_pretrained_checkpoint
 from amos_fairseq.hugging_face import export as export_module
 from amos_fairseq.hugging_face.export import check_output_folder, export
 from amos_fairseq.hugging_face.import_folder import read_folder_tokenizer
 from amos_fairseq.hugging_face.parts import Choice, choose_part, label_settings
 from amos_fairseq.hugging_face.weights import Head
-from amos_fairseq.models.fine_tuning import TEXT_HEAD
 from amos_fairseq.text.tokenization import load_tokenizer
 from amos_fairseq.text.tokenization.exported import exported_tokenizer, with_padding_at_1
 from amos_fairseq.text.tokenization.fast_tokenizer import FastTokenizer, row_map, word_starts

@@ -7,9 +7,9 @@ import torch
 from small_models import bf16_optimizer, small_amos, small_dictionary
 from torch import nn
 
+from amos_fairseq.downstream.model import TextModel
 from amos_fairseq.errors import UserError
 from amos_fairseq.models.configuration import EncoderConfig, PaddedVocabulary
-from amos_fairseq.models.fine_tuning import TextModel
 from amos_fairseq.optim.grouped_adam import GroupedAdam, GroupedAdamConfig
 
 LEARNING_RATE, WEIGHT_DECAY = 0.01, 0.1

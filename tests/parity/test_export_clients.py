@@ -24,10 +24,10 @@ from torch import Tensor
 import amos_fairseq
 from amos_fairseq.checkpoints.read import load_checkpoint
 from amos_fairseq.cli.main import main
-from amos_fairseq.downstream.tagging.sentences import spaces_in
+from amos_fairseq.downstream.model import TEXT_HEAD
 from amos_fairseq.errors import UserError
 from amos_fairseq.hugging_face import sentence_files
-from amos_fairseq.models.fine_tuning import TEXT_HEAD
+from amos_fairseq.inputs.sentences import spaces_in
 from amos_fairseq.models.pretraining import PretrainingBatch
 from amos_fairseq.text.vocabulary import learn_tokenizer
 

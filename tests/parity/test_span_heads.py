@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from amos_fairseq.downstream.squad.task import IndependentSpanHead, JointSpanHead
+from amos_fairseq.downstream.spans.task import IndependentSpanHead, JointSpanHead
 
 B, T, D = 2, 11, 16
 transformers = pytest.importorskip("transformers")

@@ -21,9 +21,9 @@ from synthetic_corpus import DOCUMENTS, encode_naively, file_bytes, make_task, r
 from tokenizer_text import word_level_directory
 
 from amos_fairseq.cli.main import build_parser
-from amos_fairseq.downstream.classification.prepare import write_tables
-from amos_fairseq.downstream.classification.rows import Tables
+from amos_fairseq.downstream.texts.prepare import write_tables
 from amos_fairseq.files import file_sha256
+from amos_fairseq.inputs.rows import Tables
 from amos_fairseq.text import split as text_split
 from amos_fairseq.text.encoding import END_ID, encode_documents, start_encoding_process
 from amos_fairseq.text.tokenization import load_tokenizer

@@ -87,7 +87,7 @@ def classes(place) -> Path:
 
 def label(results: Path, table: Path, out: Path) -> None:
     """In several parts of the table."""
-    with mock.patch("amos_fairseq.downstream.classification.labeling.ROWS_AT_ONCE", 17):
+    with mock.patch("amos_fairseq.downstream.texts.labeling.ROWS_AT_ONCE", 17):
         main(["classify", "--checkpoint", str(results), "--predict", str(table), "--out", str(out), "--cpu"])
 
 

@@ -17,7 +17,7 @@ from synthetic_tagging import make_sentences, prepare_tagging, write_columns
 
 from amos_fairseq.checkpoints.read import load_checkpoint, read_state
 from amos_fairseq.cli.main import main
-from amos_fairseq.downstream.results import read_result, write_result
+from amos_fairseq.experiments.records import read_result, write_result
 
 pytestmark = pytest.mark.slow
 

@@ -17,7 +17,7 @@ from synthetic_glue import WORDS, write_glue, write_pretrained_checkpoint
 import amos_fairseq
 from amos_fairseq.checkpoints.read import load_checkpoint, read_state
 from amos_fairseq.cli.main import main
-from amos_fairseq.downstream.classification.command import read_glue_data
+from amos_fairseq.downstream.texts.command import read_glue_data
 
 pytestmark = pytest.mark.slow
 

@@ -14,11 +14,11 @@ from synthetic_squad import untrained_checkpoint
 import amos_fairseq
 from amos_fairseq.checkpoints.read import load_checkpoint
 from amos_fairseq.cli.main import main
-from amos_fairseq.downstream.results import write_record
-from amos_fairseq.downstream.tagging.command import joined_as_in_training
-from amos_fairseq.downstream.tagging.word_files import read_conllu
+from amos_fairseq.downstream.words.command import joined_as_in_training
+from amos_fairseq.experiments.records import write_record
 from amos_fairseq.files import file_sha256
-from amos_fairseq.text.tokenization.tokenizer import join_words
+from amos_fairseq.inputs.sentences import join_words
+from amos_fairseq.inputs.word_files import read_conllu
 from amos_fairseq.text.vocabulary import learn_tokenizer
 
 pytestmark = pytest.mark.slow

@@ -8,7 +8,7 @@ from forked_command import run_main
 from synthetic_squad import make_squad, prepare_squad, untrained_checkpoint
 
 from amos_fairseq.cli.main import main
-from amos_fairseq.downstream.squad.question_files import evaluate, read_squad
+from amos_fairseq.inputs.question_files import evaluate, read_squad
 
 pytestmark = pytest.mark.slow
 

@@ -15,10 +15,12 @@ from torch import Tensor, nn
 
 from amos_fairseq.criterions.pretraining import mean
 from amos_fairseq.data.vocabulary import Vocabulary
-from amos_fairseq.downstream.classification.dataset import read_targets, read_task_record
-from amos_fairseq.downstream.classification.labels import KINDS
-from amos_fairseq.downstream.classification.scores import AVERAGE, average_score, main_score
-from amos_fairseq.downstream.classification.task import (
+from amos_fairseq.downstream.labeled_task import AVERAGE, LabeledCriterion, log_means, prepared_directories
+from amos_fairseq.downstream.mixed_tasks import SAMPLING_EXPONENT, MixedTasks
+from amos_fairseq.downstream.model import TextModel
+from amos_fairseq.downstream.texts.dataset import read_targets, read_task_record
+from amos_fairseq.downstream.texts.scores import average_score, main_score
+from amos_fairseq.downstream.texts.task import (
     TextClassificationConfig,
     TextClassificationTask,
     read_teacher,
@@ -27,10 +29,8 @@ from amos_fairseq.downstream.classification.task import (
     text_loss,
     vocabulary_of,
 )
-from amos_fairseq.downstream.labeled_task import LabeledCriterion, log_means, prepared_directories
-from amos_fairseq.downstream.multi_task.dataset import SAMPLING_EXPONENT, MixedTasks
 from amos_fairseq.errors import UserError
-from amos_fairseq.models.fine_tuning import TextModel
+from amos_fairseq.inputs.labels import KINDS
 from amos_fairseq.modules.heads import pool
 from amos_fairseq.setting_checks import setting
 
@@ -151,7 +151,7 @@ class MultiTask(TextClassificationTask):
 
 @register_criterion("multi_task")
 class MultiTaskCriterion(LabeledCriterion):
-    """L = 1/B sum_b l(row b), nats, with l of :func:`~amos_fairseq.downstream.classification.task.text_loss` for the task that
+    """L = 1/B sum_b l(row b), nats, with l of :func:`~amos_fairseq.downstream.texts.task.text_loss` for the task that
     row b is of; B is the number of rows of an update (thesis, section 3.2).
 
     Tasks have no weights: their shares of an update are those of ``MixedTasks``. Numbers are scaled to 0 to 1. In validation

@@ -16,8 +16,9 @@ import tokenizers
 from tokenizers import AddedToken, decoders, models, processors
 
 from amos_fairseq.errors import UserError
+from amos_fairseq.inputs import UNSPACED
 from amos_fairseq.strangers import LAST_KEYS, is_unicode, parse_json, read_json
-from amos_fairseq.text import MASK_SYMBOL, UNSPACED
+from amos_fairseq.text import MASK_SYMBOL
 from amos_fairseq.text.tokenization.tokenizer import (
     BOS,
     EOS,

@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import DICTIONARY_FILE, SETTINGS_FILE, directory_sha256, whole_file
+from amos_fairseq.inputs.sentences import join_words
 from amos_fairseq.strangers import read_bytes, read_text
 from amos_fairseq.text import MASK_SYMBOL
 
@@ -41,13 +42,6 @@ _WORD_MARKS = "\u2581\u0120 "
 def embedding_symbols(pieces: Iterable[str]) -> list[str]:
     """Return the dictionary of every task of this package, in the order of the embedding."""
     return [BOS, PAD, EOS, UNK, *pieces, MASK_SYMBOL]
-
-
-def join_words(words: Sequence[str], spaces: Sequence[bool] | None = None) -> str:
-    """Return the text of words; ``spaces``: whether a space follows each of them, by default all but the last."""
-    if spaces is None:
-        return " ".join(words)
-    return "".join(f"{word} " if space else word for word, space in zip(words, spaces, strict=True))
 
 
 def spell_piece(piece: str) -> str:

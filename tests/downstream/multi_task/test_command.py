@@ -12,13 +12,13 @@ import pytest
 from synthetic_glue import INFERENCE, session
 
 from amos_fairseq.checkpoints.read import load_checkpoint
-from amos_fairseq.downstream.classification.command import read_glue_data
-from amos_fairseq.downstream.classification.glue.command import GlueOptions, open_glue
-from amos_fairseq.downstream.multi_task.teachers import read_predictions, read_teachers
-from amos_fairseq.downstream.recipes import load_recipe
-from amos_fairseq.downstream.results import read_results
-from amos_fairseq.downstream.runner import run_benchmark
+from amos_fairseq.downstream.texts.command import read_glue_data
+from amos_fairseq.downstream.texts.glue.command import GlueOptions, open_glue
+from amos_fairseq.downstream.texts.teachers import read_predictions, read_teachers
 from amos_fairseq.errors import UserError
+from amos_fairseq.experiments.recipes import load_recipe
+from amos_fairseq.experiments.records import read_results
+from amos_fairseq.experiments.runner import run_benchmark
 from amos_fairseq.files import file_sha256
 
 

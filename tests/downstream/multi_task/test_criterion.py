@@ -15,10 +15,10 @@ from synthetic_glue import write_glue
 from torch import tensor
 
 from amos_fairseq.checkpoints.read import load_checkpoint
-from amos_fairseq.downstream.classification.scores import average_score
-from amos_fairseq.downstream.classification.task import text_loss
+from amos_fairseq.downstream.model import TEXT_HEAD, TextModel
 from amos_fairseq.downstream.multi_task.task import MultiTaskCriterion, MultiTaskModel
-from amos_fairseq.models.fine_tuning import TEXT_HEAD, TextModel
+from amos_fairseq.downstream.texts.scores import average_score
+from amos_fairseq.downstream.texts.task import text_loss
 
 
 def gradient(kind, logits, labels, *args):

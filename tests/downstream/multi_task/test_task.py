@@ -12,8 +12,8 @@ from fine_tuning_tasks import set_up
 from synthetic_glue import change_task, write_glue
 
 from amos_fairseq.checkpoints.read import load_checkpoint
+from amos_fairseq.downstream.model import TEXT_HEAD, TextModel
 from amos_fairseq.errors import UserError
-from amos_fairseq.models.fine_tuning import TEXT_HEAD, TextModel
 
 ROWS = {"RTE": 16, "CoLA": 81, "STS-B": 300}
 NUMBERS = 16 * 2 + 81 * 2 + 300  # that teachers predict: probabilities of two classes, and scores

@@ -9,7 +9,7 @@ from pathlib import Path
 import zstandard
 from synthetic_tagging import prepare_tagging
 
-from amos_fairseq.downstream.tagging.dataset import TaggedSentences
+from amos_fairseq.downstream.words.dataset import TaggedSentences
 from amos_fairseq.errors import UserError
 from attacks.commands import Place, amos_harm, run_amos
 from attacks.damage import damage

@@ -14,7 +14,7 @@ import pandas
 import pyarrow
 import pyarrow.parquet
 
-from amos_fairseq.downstream.results import write_record
+from amos_fairseq.experiments.records import write_record
 from attacks.commands import Place, amos_harm, run_amos, run_command
 from attacks.damage import attack_json, damage
 from attacks.data import MIB

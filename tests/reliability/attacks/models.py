@@ -18,7 +18,7 @@ from interrupted_run import RUN, checkpoint
 from safetensors.torch import load_file, save_file
 
 from amos_fairseq.checkpoints.read import load_checkpoint
-from amos_fairseq.downstream.results import RESULT_FILE, read_record, write_record
+from amos_fairseq.experiments.records import RESULT_FILE, read_record, write_record
 from amos_fairseq.files import file_sha256
 from amos_fairseq.text.tokenization.fast_tokenizer import ABSENT, row_map
 from attacks.commands import Place, amos_harm, command_harm, run_amos, run_command

@@ -12,10 +12,11 @@ from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, tr
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import directory_sha256
+from amos_fairseq.inputs.sentences import join_words
 from amos_fairseq.text.tokenization import load_tokenizer
 from amos_fairseq.text.tokenization import tokenizer as base
 from amos_fairseq.text.tokenization.exported import exported_tokenizer
-from amos_fairseq.text.tokenization.tokenizer import SPECIAL_SYMBOLS, UNK, embedding_symbols, join_words, spell_piece
+from amos_fairseq.text.tokenization.tokenizer import SPECIAL_SYMBOLS, UNK, embedding_symbols, spell_piece
 from amos_fairseq.text.tokenization.truncation import kept_lengths
 from amos_fairseq.text.vocabulary import cut_long_line, learn_tokenizer
 

@@ -1,0 +1,336 @@
+"""The encoder of any pretraining model with a head: what every architecture builds for a task other than pretraining.
+
+The heads for texts are here, because fairseq's own ``sentence_prediction`` asks for them; other heads are in the folders of
+their tasks.
+"""
+
+import dataclasses
+import logging
+import math
+import re
+from collections.abc import Mapping, Sequence
+
+import torch
+from fairseq.models import BaseFairseqModel
+from torch import Tensor, nn
+
+from amos_fairseq.errors import UserError
+from amos_fairseq.models.configuration import (
+    LAST_LAYER,
+    EncoderConfig,
+    PaddedVocabulary,
+    check_new_top_layers,
+    embedding_width,
+    make_transform,
+    parse_layers,
+)
+from amos_fairseq.models.pretrained_encoder import (
+    CLASSIFICATION,
+    EMBEDDING,
+    ENCODER,
+    POOLER,
+    PretrainedEncoder,
+    describe_mismatch,
+    reads_heads,
+    same_shape,
+)
+from amos_fairseq.modules.encoder import (
+    LayerOutputs,
+    initialize,
+    mark_layer_depths,
+    mark_lr_scale,
+    mark_undecayed,
+)
+from amos_fairseq.modules.heads import ClassificationHead, LayerMixture
+from amos_fairseq.setting_checks import check_ranges
+
+logger = logging.getLogger(__name__)
+
+# Name of the head for texts, fairseq's own in ``sentence_prediction``.
+TEXT_HEAD = "sentence_classification_head"
+MIXTURE = "layer_mixture."
+NEW_LAYERS = "new_layers"
+
+
+class FineTunedModel(BaseFairseqModel):
+    """Token embeddings and encoder. A subclass adds the heads of its tasks, and :meth:`forward` with what they predict.
+
+    It loads the encoder of a pretraining checkpoint. It also loads a fine-tuned checkpoint, with its heads if they have the
+    shape of this task's heads.
+
+    ``--layers K`` keeps the K lower layers alone; with ``mix`` the heads read a :class:`LayerMixture` of the input of the first
+    layer and the outputs of all. ``--new-top-layers N`` leaves the N upper layers that are kept at their random initial
+    values when a checkpoint is loaded that has no such new layers yet (Zhang et al. 2021, "Revisiting Few-sample BERT
+    Fine-tuning", section 5). ``--freeze-encoder`` trains the heads, and the mixture, alone: the encoder has no dropout and no
+    gradients.
+
+    Raises:
+        UserError: a setting is out of range.
+        ValueError: ``--layers`` or ``--new-top-layers`` do not fit the encoder.
+    """
+
+    def __init__(
+        self, cfg: EncoderConfig, vocabulary: PaddedVocabulary, pretrained: type[PretrainedEncoder] = PretrainedEncoder
+    ):
+        super().__init__()
+        check_ranges(cfg, EncoderConfig)
+        self.cfg = cfg
+        self.vocabulary = vocabulary
+        self.pretrained = pretrained(cfg)
+        self.embed_tokens = vocabulary.embedding(embedding_width(cfg))
+        shape = self.pretrained.config()
+        num_layers, is_mixed = parse_layers(cfg.layers, shape.num_layers)
+        check_new_top_layers(cfg.new_top_layers, num_layers, cfg.freeze_encoder)
+        self.num_pretrained_layers = shape.num_layers
+        self.encoder = dataclasses.replace(shape, num_layers=num_layers).build()
+        self.layer_mixture = LayerMixture(num_layers + 1) if is_mixed else None
+        # First and last new layer. In a checkpoint they say that these layers have been trained: loaded again, they stay.
+        first_new = num_layers - cfg.new_top_layers + 1
+        self.register_buffer(NEW_LAYERS, torch.tensor([first_new, num_layers]) if cfg.new_top_layers else None)
+        self.newly_initialized: list[str] = []  # weights of heads that the loaded checkpoint does not have
+        self.initialize(self)
+        for module in self.frozen_modules:
+            module.requires_grad_(False)
+
+    @property
+    def frozen_modules(self) -> tuple[nn.Module, ...]:
+        return (self.embed_tokens, self.encoder) if self.cfg.freeze_encoder else ()
+
+    def train(self, mode: bool = True) -> "FineTunedModel":
+        super().train(mode)
+        for module in self.frozen_modules:
+            module.eval()
+        return self
+
+    @property
+    def heads(self) -> Mapping[str, nn.Module]:
+        """Heads by name, those that predict labels; each has the number ``num_outputs`` of its labels."""
+        return {}
+
+    @property
+    def encoder_embedding(self) -> nn.Embedding:
+        return self.embed_tokens
+
+    def initialize(self, module: nn.Module) -> None:
+        """Set the initial values of the model or of a head that was added to it, and the parameter groups."""
+        initialize(module, self.cfg.init_std, self.cfg.linear_init_std)
+        mark_undecayed(module, also=("relative_position",))
+        mark_layer_depths(self)
+        if self.cfg.encoder_lr_scale != 1:
+            mark_lr_scale([*self.embed_tokens.parameters(), *self.encoder.parameters()], self.cfg.encoder_lr_scale)
+
+    def register_heads_of(self, state_dict: dict[str, Tensor]) -> None:
+        """Add the heads of a fine-tuned checkpoint."""
+
+    def refuse_pooling(self, what: str) -> None:
+        if self.cfg.pooling != "first":
+            raise UserError(f"--pooling {self.cfg.pooling} has no effect on a head for {what}: leave it out")
+
+    def extract_features(self, tokens: Tensor, lengths: Sequence[int] | None = None) -> Tensor:
+        """Compute the states that the heads read, of the last layer or a mixture of all: [B,T] int64 -> [B,T,D].
+
+        Args:
+            lengths: number of tokens of each sequence. The encoder then computes nothing at padding.
+        """
+        return self.read_layers(self.all_states(tokens, lengths))
+
+    def all_states(self, tokens: Tensor, lengths: Sequence[int] | None = None) -> LayerOutputs:
+        """Compute the input of the first layer and the output of every layer: [B,T] int64 -> 1 + layers tensors [B,T,D]."""
+        padding_mask = self.padding_mask(tokens) if lengths is None else None
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not self.cfg.freeze_encoder):
+            embeddings, types = self.embed_tokens(tokens), self.token_types(tokens)
+            return self.encoder(embeddings, padding_mask, token_types=types, with_input=True, lengths=lengths)
+
+    def read_layers(self, states: LayerOutputs) -> Tensor:
+        """Return what the heads read of :meth:`all_states`."""
+        return states[-1] if self.layer_mixture is None else states.mix(self.layer_mixture)
+
+    def padding_mask(self, tokens: Tensor) -> Tensor:
+        return tokens.eq(self.vocabulary.pad)
+
+    def token_types(self, tokens: Tensor) -> Tensor | None:
+        """Return 0 in the first text, its ``</s>`` included, and 1 in the rest, a second separator included: [B,T] int64.
+
+        None if the encoder has no token types.
+        """
+        if self.cfg.token_types == 0:
+            return None
+        ends = tokens.eq(self.vocabulary.end).long()
+        return (ends.cumsum(1) - ends).clamp(max=min(1, self.cfg.token_types - 1))
+
+    def max_positions(self) -> int:
+        return self.cfg.max_positions
+
+    def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> None:
+        """Turn the weights of a checkpoint, in place, into those of this model; refuse an encoder of another shape."""
+        self.pretrained.take(state_dict)
+        here = self.state_dict()
+        self._choose_layers(state_dict, here)
+        self.take_heads(state_dict, here)
+        for key in sorted(here.keys() | state_dict.keys()):
+            if not is_of_head(key) and not same_shape(key, state_dict, here):
+                raise UserError(
+                    "the checkpoint holds another encoder than the flags describe: "
+                    f"{describe_mismatch(key, state_dict, here)}; {_advice(key, state_dict, here)}"
+                )
+        unused = [key for key in state_dict if is_of_head(key) and not same_shape(key, state_dict, here)]
+        if MIXTURE + "scores" in unused:  # of another number of layers
+            unused.append(MIXTURE + "scale")
+        for key in unused:
+            del state_dict[key]
+        self.newly_initialized = [key for key in here if is_of_head(key) and key not in state_dict]
+        state_dict.update({key: here[key] for key in self.newly_initialized})
+        if unused:
+            logger.info(f"the checkpoint's heads that do not fit this task are not used: {', '.join(unused)}")
+        if new := ", ".join(self.newly_initialized):
+            logger.info(f"the checkpoint has no head for this task; these weights are newly initialized: {new}")
+
+    def take_heads(self, state_dict: dict[str, Tensor], here: dict[str, Tensor]) -> None:
+        """Change the heads of a checkpoint, in place, before those that fit are loaded; ``here``: weights of this model."""
+
+    def _choose_layers(self, state_dict: dict[str, Tensor], here: dict[str, Tensor]) -> None:
+        """Leave out the layers above ``--layers``, and replace those of ``--new-top-layers``, in place."""
+        kept, num_new, trained = len(self.encoder.layers), self.cfg.new_top_layers, state_dict.pop(NEW_LAYERS, None)
+        if num_new:
+            state_dict[NEW_LAYERS] = self.new_layers
+            first, last = self.new_layers.tolist()
+            which = f"in the layers from {first} on (--new-top-layers {num_new})"
+            if trained is not None and trained.tolist() == [first, last]:
+                logger.info(f"random weights of an earlier run are kept {which}")
+                num_new = 0
+            else:
+                logger.info(f"new random weights {which}")
+        for key in list(state_dict):
+            match = re.match(rf"{re.escape(ENCODER)}layers\.(\d+)\.", key)
+            number = int(match.group(1)) if match else -1
+            if kept <= number < self.num_pretrained_layers:
+                del state_dict[key]
+            elif kept - num_new <= number < kept:
+                state_dict[key] = here[key]
+
+
+@reads_heads(CLASSIFICATION)
+class TextModel(FineTunedModel):
+    """Heads by name, each for a class, several labels, or a number for a text or a pair of texts.
+
+    Attributes:
+        head_of_task: task of a checkpoint of several tasks -> the head here that takes the head of that task.
+    """
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.classification_heads = nn.ModuleDict()
+        self.head_of_task: dict[str, str] = {}
+
+    @property
+    def heads(self) -> nn.ModuleDict:
+        return self.classification_heads
+
+    def register_classification_head(
+        self, name: str, num_classes: int, scale: tuple[float, float] | None = None
+    ) -> None:
+        """Add a head for ``num_classes`` classes, or for regression (1). fairseq's ``sentence_prediction`` calls this.
+
+        ``scale``: (mean, standard deviation) or (minimum, range) of the values of a regression. The head multiplies the output
+        of its layer by the second number and adds the first.
+        """
+        cfg = self.cfg
+        self.classification_heads[name] = ClassificationHead(
+            cfg.encoder_embed_dim,
+            num_classes,
+            str(cfg.pooler_activation_fn),
+            cfg.pooler_dropout,
+            str(cfg.pooling),
+            scale,
+            make_transform(cfg),
+        )
+        self.initialize(self.classification_heads[name])
+
+    def register_heads_of(self, state_dict: dict[str, Tensor]) -> None:
+        for key, value in state_dict.items():
+            if match := re.fullmatch(rf"{re.escape(CLASSIFICATION)}(.+)\.output\.weight", key):
+                bits = state_dict.get(f"{CLASSIFICATION}{match.group(1)}.scale_bits")
+                scale = None if bits is None else scale_of(bits)
+                self.register_classification_head(match.group(1), value.size(0), scale)
+
+    def forward(
+        self,
+        src_tokens: Tensor,
+        src_lengths: Tensor | None = None,
+        features_only: bool = True,
+        classification_head_name: str | None = None,
+        lengths: Sequence[int] | None = None,
+    ) -> tuple[Tensor, None]:
+        """Return the logits [B, classes] of a head, or without a name the states [B,T,D], and None, as fairseq's encoders do.
+
+        Args:
+            src_tokens: [B,T] int64.
+            lengths: see :meth:`extract_features`.
+            src_lengths, features_only: arguments of fairseq's own encoders, without effect.
+        """
+        states = self.extract_features(src_tokens, lengths)
+        if classification_head_name is None:
+            return states, None
+        return self.classification_heads[classification_head_name](states, self.padding_mask(src_tokens)), None
+
+    def take_heads(self, state_dict: dict[str, Tensor], here: dict[str, Tensor]) -> None:
+        """Start from BERT's pooler where a head has its function; rename the heads that ``head_of_task`` names, and convert
+        those of regressions to the scale of the values here."""
+        self._start_from_pooler(state_dict)
+        for task, name in self.head_of_task.items():
+            before, now = f"{CLASSIFICATION}{task}.", f"{CLASSIFICATION}{name}."
+            if f"{before}output.weight" not in state_dict:
+                continue
+            for key in [key for key in state_dict if key.startswith(before)]:
+                state_dict[now + key.removeprefix(before)] = state_dict.pop(key)
+            if now != before:
+                logger.info(f"the head of {task} is that of the checkpoint, which was fine-tuned on several tasks")
+            mean, scale = scale_of(state_dict.get(f"{now}scale_bits"))
+            mean_here, scale_here = scale_of(here.get(f"{now}scale_bits"))
+            if (mean, scale) != (mean_here, scale_here):
+                weight, bias = f"{now}output.weight", f"{now}output.bias"
+                state_dict[weight] = state_dict[weight] * (scale / scale_here)
+                state_dict[bias] = (state_dict[bias] * scale + mean - mean_here) / scale_here
+        # The values of this task may have another unit than those of the task before.
+        state_dict.update({key: value for key, value in here.items() if key.endswith(".scale_bits")})
+
+    def _start_from_pooler(self, state_dict: dict[str, Tensor]) -> None:
+        """Make BERT's pooler, tanh(W h + b) of the last state of the first token, the dense layer of every head, in place."""
+        cfg = self.cfg
+        reads_the_same = cfg.pooling == "first" and cfg.layers == LAST_LAYER and not cfg.new_top_layers
+        if not (POOLER.keys() <= state_dict.keys() and reads_the_same and cfg.pooler_activation_fn == "tanh"):
+            return
+        pooler = {end: state_dict.pop(key) for key, end in POOLER.items()}
+        for name in self.classification_heads:
+            state_dict.update({f"{CLASSIFICATION}{name}.dense.{end}": value for end, value in pooler.items()})
+        logger.info("the dense layer of the classification head starts from the pooler of the imported model")
+
+
+def is_of_head(key: str) -> bool:
+    """Return whether a weight of a fine-tuned model belongs to a head, not to the encoder."""
+    return not key.startswith((ENCODER, EMBEDDING)) and key != NEW_LAYERS
+
+
+def scale_of(bits: Tensor | None) -> tuple[float, float]:
+    """Return the mean and deviation that a head stores, 0 and 1 if it stores none; raise ``ValueError`` for invalid ones."""
+    if bits is None:
+        return 0.0, 1.0
+    if bits.dtype != torch.int64 or bits.shape != (2,):
+        raise ValueError("the scale of a head is no pair of numbers")
+    mean, deviation = bits.view(torch.float64).tolist()
+    if not (math.isfinite(mean) and 0 < deviation < math.inf):
+        raise ValueError(f"the scale of a head has mean {mean} and deviation {deviation}")
+    return mean, deviation
+
+
+def _advice(key: str, checkpoint: dict[str, Tensor], here: dict[str, Tensor]) -> str:
+    if key in checkpoint and key in here and checkpoint[key].size(-1) == here[key].size(-1):
+        if "embed_positions" in key:
+            return "give the checkpoint's --max-positions"
+        if key.startswith(EMBEDDING):
+            return "binarize the task with the tokenizer of the checkpoint (SAVE_DIR/tokenizer)"
+    if key in here and key not in checkpoint and key.startswith(f"{ENCODER}layers."):
+        return "give the --layers with which the checkpoint was fine-tuned, or its --arch and sizes"
+    if "relative_position" in key:
+        return "give the checkpoint's --relative-position-scheme and its sizes"
+    return "give the checkpoint's --arch and sizes"

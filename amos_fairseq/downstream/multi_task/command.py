@@ -1,0 +1,77 @@
+"""``amos glue --multi-task``: one model for all tasks."""
+
+import shutil
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from amos_fairseq.checkpoints.read import load_checkpoint
+from amos_fairseq.downstream.labeled_task import AVERAGE, TASK_FILE, TASK_FOLDER
+from amos_fairseq.downstream.mixed_tasks import check_epoch, note_on_shares, rows_per_epoch
+from amos_fairseq.downstream.texts.command import TextData
+from amos_fairseq.downstream.texts.glue.command import Glue
+from amos_fairseq.downstream.texts.scores import average_score
+from amos_fairseq.downstream.texts.teachers import MULTI
+from amos_fairseq.errors import UserError
+from amos_fairseq.experiments.benchmark import Benchmark, BenchmarkTask, TaskRun, usable_folder
+from amos_fairseq.experiments.records import RunResult, TaskSummary, content_sha256, divide, summarize_divided
+
+
+class MultiTaskGlue(Glue):
+    """One model for all tasks, with a head for each (thesis, chapter 3). Their scores are shown as those of single tasks; the
+    weights that are kept are those of the run with the highest average (section 3.4: "the highest average dev set score"):
+    :func:`~amos_fairseq.downstream.texts.scores.average_score`."""
+
+    trained_as = "multi_task"
+
+    def make_tasks(self) -> dict[str, BenchmarkTask]:
+        if self.options.intermediate is not None:
+            raise UserError("--intermediate has no effect with --multi-task, which trains on MNLI too: leave it out")
+        for data in self.prepared.values():
+            usable_folder(data.directory)
+        trials = self.session.recipe.trials_of(MULTI)
+        tasks = [data.as_task(self.max_positions, trials) for data in self.prepared.values()]
+        exponent = self.options.sampling_exponent
+        num_rows = sum(rows_per_epoch([task.num_examples for task in tasks], exponent))
+        check_epoch(num_rows, max(trial.batch_size for trial in trials))
+        sha256 = content_sha256({task.name: [task.data_sha256, task.num_examples] for task in tasks})
+        notes = (*note_on_shares(exponent), *(note for task in tasks for note in task.notes))
+        return {MULTI: BenchmarkTask(MULTI, num_rows, AVERAGE, sha256, trials, notes, exponent)}
+
+    @property
+    def model_name(self) -> str:
+        return f"{super().model_name}, one model for all tasks"
+
+    def tables_of(self, run: TaskRun) -> list[TextData]:
+        return list(self.prepared.values())
+
+    def train_flags(self, run: TaskRun) -> list[str]:
+        return [*super().train_flags(run), "--sampling-exponent", str(self.options.sampling_exponent)]
+
+    def fill_directory(self, run: TaskRun) -> None:
+        Benchmark.fill_directory(self, run)
+        for name, data in self.prepared.items():
+            folder = run.directory / TASK_FOLDER / name
+            folder.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(data.directory / TASK_FILE, folder / TASK_FILE)
+        self.write_teachers(run)
+
+    def evaluate(self, task: str, checkpoint: Path, device: str, stop: threading.Event) -> dict[str, float]:
+        """Return the scores of all tasks, each with the name of its task before it, and their ``average``."""
+        all_scores, mains, loaded = {}, {}, load_checkpoint(checkpoint)
+        for name, data in self.prepared.items():
+            scores = self.evaluate_table(data, f"{name}.", loaded, device, stop)
+            all_scores |= {f"{name} {score}": value for score, value in scores.items()}
+            mains[name] = scores[data.main_score]
+        return {AVERAGE: average_score(mains)} | all_scores
+
+    def setup(self) -> dict[str, Any]:
+        more = {"multi_task": list(self.prepared), "sampling_exponent": self.options.sampling_exponent}
+        return super().setup() | more
+
+    def summarize(self, results: Sequence[RunResult]) -> tuple[Sequence[RunResult], dict[str, TaskSummary]]:
+        """Return a result for each task of each run. Trial and best run are those of the average."""
+        results = [result for result in results if result.task == MULTI]
+        main_scores = {name: data.main_score for name, data in self.prepared.items()}
+        return summarize_divided(results, lambda result: divide(result, main_scores))

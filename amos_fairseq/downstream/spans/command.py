@@ -1,0 +1,322 @@
+"""``amos squad``: answers to questions, trained by the task ``squad``, decoded from scores of spans."""
+
+import argparse
+import dataclasses
+import json
+import math
+import threading
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from fairseq.models import BaseFairseqModel
+
+from amos_fairseq.checkpoints.read import load_checkpoint
+from amos_fairseq.downstream.spans.dataset import (
+    SquadSplit,
+    SquadWindowDataset,
+    Window,
+    WindowLimits,
+    read_squad_manifest,
+    window_of_most_context,
+)
+from amos_fairseq.downstream.spans.prepare import prepare_squad_inside
+from amos_fairseq.errors import UserError
+from amos_fairseq.experiments.benchmark import Benchmark, BenchmarkTask, TaskRun, batches
+from amos_fairseq.experiments.recipes import different
+from amos_fairseq.experiments.records import Baselines, RunResult, Summaries, content_sha256
+from amos_fairseq.experiments.runner import run_and_print
+from amos_fairseq.experiments.session import Session, preparing, session_from
+from amos_fairseq.files import write_text
+from amos_fairseq.inputs.question_files import OF_CHARACTERS, evaluate, fitting_units, task_name
+
+RECIPE_TASK = "SQuAD"  # recipes do not distinguish the versions
+# The head of the paper (thesis section 5.2.4); TEAMS does not name its head, nor does the thesis for its BERT.
+HEAD_OF_RECIPE = {"electra": "joint", "electric": "joint"}
+# Number of questions of the official files, training and dev.
+OFFICIAL_QUESTIONS = {"SQuAD1.1": (87_599, 10_570), "SQuAD2.0": (130_319, 11_873)}
+# Null odds of a question without any valid span: above every threshold, and valid JSON.
+NO_SPAN_ODDS = 1e9
+
+
+@dataclass(frozen=True)
+class SquadSettings:
+    """The settings that determine the result besides recipe, checkpoint and data."""
+
+    span_head: str  # one of ``SPAN_HEADS``
+    windows: WindowLimits
+    max_answer_length: int = 30  # tokens; this limit and the next are BERT's
+    n_best: int = 20  # answers that are kept for each question
+    score_by: str | None = None  # words or characters; None for what fits the dev contexts
+
+    def as_dict(self) -> dict[str, Any]:
+        answers = {"max_answer_length": self.max_answer_length, "n_best": self.n_best, "score_by": self.score_by}
+        return {"span_head": self.span_head, **self.windows._asdict(), **answers}
+
+
+def main(arguments: argparse.Namespace) -> None:
+    session = session_from(arguments, Squad.name)
+    settings = read_settings(arguments, session.checkpoint.max_positions)
+    if settings.span_head == "joint":
+        print(f"{Squad.name}: no class of Hugging Face has the joint head; --span-head independent can be exported")
+    if arguments.data is not None:
+        data = Path(arguments.data)
+    else:
+        with preparing(session, Squad.name) as tokenizer:
+            data = prepare_squad_inside(session.out, arguments.train, arguments.dev, tokenizer)
+    run_and_print(arguments.out, open_squad(session, data, settings))
+
+
+def read_settings(arguments: argparse.Namespace, max_positions: int) -> SquadSettings:
+    """Return the settings of windows, head and decoding for an encoder of ``max_positions``."""
+    for name in ("tokens_per_window", "doc_stride", "max_question_length", "max_answer_length", "n_best"):
+        if (value := getattr(arguments, name)) is not None and value < 1:
+            raise UserError(f"--{name.replace('_', '-')} {value} must be 1 or more")
+    usual, tokens = WindowLimits(), arguments.tokens_per_window
+    if tokens is None:
+        tokens = min(usual.tokens, max_positions)
+    elif tokens > max_positions:
+        raise UserError(f"--tokens-per-window {tokens} is more than the {max_positions} tokens that the encoder takes")
+    stride = arguments.doc_stride or min(usual.doc_stride, max(1, tokens // 4))
+    question = arguments.max_question_length or min(usual.question, max(1, tokens // 2))
+    head = arguments.span_head or HEAD_OF_RECIPE.get(arguments.recipe, "independent")
+    windows = WindowLimits(tokens, stride, question)
+    return SquadSettings(head, windows, arguments.max_answer_length, arguments.n_best, arguments.score_by)
+
+
+def open_squad(session: Session, data: Path, settings: SquadSettings) -> "Squad":
+    """Read prepared data. The dev set determines the version: 2.0 if it has questions without an answer. The recipe has the
+    number of separators."""
+    data = data.resolve()
+    # The head reads each token.
+    trials = different(dataclasses.replace(trial, pooling="first") for trial in session.recipe.trials_of(RECIPE_TASK))
+    num_separators = {trial.num_separators for trial in trials}
+    if len(num_separators) > 1:
+        raise UserError(f"the recipe {session.recipe.name} has several num_separators for SQuAD: run them one by one")
+    windows, manifest = settings.windows._replace(num_separators=num_separators.pop()), read_squad_manifest(data)
+    score_by = settings.score_by or fitting_units(SquadSplit(data, "valid").texts)
+    settings = dataclasses.replace(settings, windows=windows, score_by=score_by)
+    session.checkpoint.check_tokenizer(data / "tokenizer")
+    name = task_name(manifest["splits"]["valid"]["impossible"] > 0)
+    examples = SquadWindowDataset(SquadSplit(data, "train"), limits=windows, training=True)
+    sha256 = content_sha256([manifest, settings.as_dict()])
+    notes = [*data_notes(name, manifest), *([f"{name}: {OF_CHARACTERS}"] if score_by == "characters" else [])]
+    task = BenchmarkTask(name, len(examples), "f1", sha256, trials, tuple(notes))
+    return Squad(session, data, {name: task}, settings)
+
+
+@dataclass
+class Squad(Benchmark):
+    session: Session
+    data: Path
+    tasks: dict[str, BenchmarkTask]
+    settings: SquadSettings
+
+    name = trained_as = "squad"
+    unit = "questions"
+    section = RECIPE_TASK
+    title = "SQuAD dev"
+    # Scores of write_answers; version 1.1 has only the first two.
+    columns = {"em": "EM", "f1": "F1", "has_ans_f1": "HasAns F1", "no_ans_em": "NoAns EM", "best_em": "best EM"}
+
+    def train_flags(self, run: TaskRun) -> list[str]:
+        windows = self.settings.windows
+        flags = [str(self.data), "--span-head", self.settings.span_head]
+        flags += ["--tokens-per-window", str(windows.tokens), "--doc-stride", str(windows.doc_stride)]
+        flags += ["--max-question-length", str(windows.question)]
+        return [*flags, *([] if run.task.scores_best else ["--disable-validation"])]
+
+    def evaluate(self, task: str, checkpoint: Path, device: str, stop: threading.Event) -> dict[str, float]:
+        split = SquadSplit(self.data, "valid")
+        windows = SquadWindowDataset(split, limits=self.settings.windows)
+        decoded = predict_answers(load_checkpoint(checkpoint).model, windows, device, self.settings, stop)
+        return write_answers(checkpoint.parent, split, decoded, self.settings.score_by)
+
+    def setup(self) -> dict[str, Any]:
+        return super().setup() | self.settings.as_dict()
+
+    def shows(self, task: str) -> bool:
+        return task in OFFICIAL_QUESTIONS
+
+    def constants(self) -> dict[str, Baselines]:
+        """Of version 2.0: no question is answered, so that those without an answer are right."""
+        examples = SquadSplit(self.data, "valid").examples
+        share = 100 * sum(example.is_impossible for example in examples) / len(examples)
+        scores = {"em": share, "f1": share, "has_ans_f1": 0.0, "no_ans_em": 100.0, "best_em": share}
+        return {task: Baselines(len(examples), {"no answer": scores}) for task in self.tasks if task == "SQuAD2.0"}
+
+    def notes(self, results: Sequence[RunResult], summaries: Summaries) -> Iterator[str]:
+        windows = self.settings.windows
+        yield (
+            f"{self.settings.span_head} head; windows of {windows.tokens} tokens, stride {windows.doc_stride}, questions of "
+            f"up to {windows.question} tokens, {windows.num_separators} </s> after them; answers of up to "
+            f"{self.settings.max_answer_length} tokens"
+        )
+        if "SQuAD2.0" in summaries:
+            yield (
+                "SQuAD2.0: the threshold for no answer is the one with the best F1 on the same dev set; best EM has its own"
+            )
+
+
+def data_notes(task: str, manifest: dict[str, Any]) -> Iterator[str]:
+    """Yield footnotes for the scores: files that differ from the official ones, questions left out."""
+    for split, official in zip(("train", "valid"), OFFICIAL_QUESTIONS[task], strict=True):
+        facts = manifest["splits"][split]
+        if facts["source_questions"] != official:
+            yield (
+                f"{task}: the {split} file ({manifest['sources'][split]['name']}) has "
+                f"{facts['source_questions']:,} questions, the official one {official:,}; the scores are not "
+                "comparable with published ones"
+            )
+        yield from (f"{task}: {note}" for note in facts.get("notes", ()))
+        if facts["questions"] < facts["source_questions"]:
+            yield f"{task}: trained on {facts['questions']:,} of {facts['source_questions']:,} questions"
+
+
+class ScoredSpan(NamedTuple):
+    """``first`` and ``last`` are token indices of the whole context."""
+
+    score: float
+    first: int
+    last: int
+
+
+class Decoded(NamedTuple):
+    """The answers to a question."""
+
+    texts: dict[str, float]  # distinct answers, not empty, with their scores, best first
+    null_odds: float  # higher if no answer is more likely
+
+    @property
+    def best(self) -> str:
+        return next(iter(self.texts), "")
+
+    def as_json(self) -> list[dict[str, Any]]:
+        """Return the entries of the n-best file: texts, scores, and a softmax over the list as probabilities."""
+        highest = max(self.texts.values(), default=0.0)
+        weights = {text: math.exp(score - highest) for text, score in self.texts.items()}
+        total = sum(weights.values())
+        return [
+            {"text": text, "probability": weights[text] / total, "score": score} for text, score in self.texts.items()
+        ]
+
+
+def predict_answers(
+    model: BaseFairseqModel, windows: SquadWindowDataset, device: str, settings: SquadSettings, stop: threading.Event
+) -> dict[str, Decoded]:
+    """Predict the answers to every question of a split, by question id, in its order; ``model`` is in eval mode."""
+    if getattr(model, "span_head", None) is None:
+        raise UserError("the checkpoint has no head for answers: fine-tune it with --task squad first")
+    if windows.limits.tokens > model.max_positions():
+        raise UserError(f"a window has {windows.limits.tokens} tokens, but the model takes {model.max_positions()}")
+    model = model.to(device)
+    ranges: dict[int, list[tuple[int, int]]] = defaultdict(list)  # of the windows of each example
+    for index in range(len(windows)):
+        window = windows.window(index)
+        ranges[window.example].append((window.begin, window.end))
+    owners = {example: window_of_most_context(of_example) for example, of_example in ranges.items()}
+    spans: dict[int, list[ScoredSpan]] = defaultdict(list)
+    null_scores: dict[int, list[float]] = defaultdict(list)
+    for batch in batches(windows.sizes, stop):
+        net_input = windows.collater([windows[index] for index in batch])["net_input"]
+        with torch.inference_mode():
+            mask = net_input["answer_mask"].to(device)
+            output = model(net_input["src_tokens"].to(device), answer_mask=mask, lengths=net_input["lengths"])
+        starts, ends, scores, nulls = (values.cpu().numpy() for values in output)
+        for row, index in enumerate(batch):
+            window = windows.window(index)
+            spans[window.example] += spans_of_window(
+                starts[row], ends[row], scores[row], window, owners[window.example], settings
+            )
+            null_scores[window.example].append(float(nulls[row]))
+    decoded, squad, compares_null = {}, windows.squad, model.span_head.kind == "independent"
+    for index, example in enumerate(squad.examples):
+        text, offsets = squad.texts[example.context], squad.offsets(example.context)
+        decoded[example.id] = decode_question(
+            spans[index], null_scores[index], text, offsets, compares_null, settings.n_best
+        )
+    return decoded
+
+
+def spans_of_window(
+    starts: np.ndarray, ends: np.ndarray, scores: np.ndarray, window: Window, owner: np.ndarray, settings: SquadSettings
+) -> list[ScoredSpan]:
+    """Return the valid spans of a window, best first, at most ``n_best``: inside the context, and not too long.
+
+    A span counts only in the window in which its first token has most context (``owner``, [context tokens]), so that no span is
+    scored twice. ``starts``, ``ends``: [C] positions in the window; ``scores``: [C], -inf for spans that the head excludes.
+    """
+    first, last = starts - window.offset + window.begin, ends - window.offset + window.begin
+    valid = np.isfinite(scores) & (first >= window.begin) & (last < window.end)
+    valid &= (last >= first) & (last - first < settings.max_answer_length)
+    candidates = np.flatnonzero(valid)
+    candidates = candidates[owner[first[candidates]] == window.number]
+    best = candidates[np.argsort(-scores[candidates], kind="stable")][: settings.n_best]
+    return [ScoredSpan(float(scores[i]), int(first[i]), int(last[i])) for i in best]
+
+
+def decode_question(
+    spans: Iterable[ScoredSpan],
+    null_scores: Sequence[float],
+    context: str,
+    characters: tuple[np.ndarray, np.ndarray],
+    compares_null: bool,
+    n_best: int,
+) -> Decoded:
+    """Select the answers to one question from the spans of all its windows.
+
+    The lowest null score counts, since one window with an answer is enough. With ``compares_null`` null scores have the scale
+    of spans (independent head), and the odds are the difference to the best span. ``characters``: begin and end of each token.
+    """
+    texts: dict[str, float] = {}
+    for span in sorted(spans, key=lambda span: -span.score):
+        text = context[characters[0][span.first] : characters[1][span.last]].strip()
+        if text and text not in texts:
+            texts[text] = span.score
+            if len(texts) == n_best:
+                break
+    null_odds = min(null_scores)
+    if not texts:
+        null_odds = NO_SPAN_ODDS
+    elif compares_null:
+        null_odds -= next(iter(texts.values()))
+    return Decoded(texts, null_odds)
+
+
+def write_answers(
+    directory: Path, split: SquadSplit, decoded: dict[str, Decoded], score_by: str = "words"
+) -> dict[str, float]:
+    """Score the answers, write all files into ``directory``, and return the content of ``scores.json``.
+
+    If the split has questions without an answer, the threshold of the null odds is chosen on it: the one that gives the
+    best F1 in the official script's search, on the scale of ``null_odds.json``. Above it, the prediction is "".
+    """
+    golds = {example.id: [answer.text for answer in example.answers] for example in split.examples}
+    answers = {name: of_question.best for name, of_question in decoded.items()}
+    files: dict[str, Any] = {"nbest_predictions": {name: answer.as_json() for name, answer in decoded.items()}}
+    scores: dict[str, float] = {}
+    has_impossible = any(example.is_impossible for example in split.examples)
+    if has_impossible:
+        odds = {name: of_question.null_odds for name, of_question in decoded.items()}
+        best = evaluate(golds, answers, odds, units=score_by)
+        threshold = best["best_f1_thresh"]
+        if threshold not in odds.values():
+            # The search starts with no question answered and reports threshold 0 for it, which is right only for
+            # probabilities. On our scale, a threshold below all odds has that meaning.
+            threshold = min(odds.values()) - 1
+        scores = {"best_em": best["best_exact"], "null_threshold": threshold}
+        answers = {name: "" if odds[name] > threshold else text for name, text in answers.items()}
+        files["null_odds"] = odds
+    official = evaluate(golds, answers, units=score_by)
+    scores = {"em": official["exact"], "f1": official["f1"]} | scores
+    if has_impossible:
+        scores |= {"has_ans_em": official.get("HasAns_exact", 0.0), "has_ans_f1": official.get("HasAns_f1", 0.0)}
+        scores["no_ans_em"] = official["NoAns_exact"]
+    scores = {name: float(value) for name, value in scores.items()}
+    for name, content in (files | {"predictions": answers, "scores": scores}).items():
+        write_text(directory / f"{name}.json", json.dumps(content, ensure_ascii=False, indent=1) + "\n")
+    return scores

@@ -1,0 +1,381 @@
+"""Prepared tables of texts, and the benchmark that trains a model for each and scores it: ``amos classify`` has one table, and
+GLUE is a list of them."""
+
+import argparse
+import dataclasses
+import os
+import shlex
+import shutil
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from amos_fairseq.checkpoints.read import LoadedCheckpoint, load_checkpoint
+from amos_fairseq.downstream.labeled_task import TASK_FILE, check_labels
+from amos_fairseq.downstream.texts.dataset import (
+    PREPARE_AGAIN,
+    ShortenedTexts,
+    check_texts,
+    chosen_rows,
+    open_texts,
+    read_targets,
+    read_task_record,
+)
+from amos_fairseq.downstream.texts.glue.tasks import DIAGNOSTIC, INTERMEDIATE_TASK, TASKS
+from amos_fairseq.downstream.texts.labeling import label_table, predict_logits, spell_predictions
+from amos_fairseq.downstream.texts.prepare import NAME, prepare_inside
+from amos_fairseq.downstream.texts.scores import MAIN_SCORES, SCORES, main_score, predictions_of, task_scores
+from amos_fairseq.errors import UserError
+from amos_fairseq.experiments.benchmark import (
+    Benchmark,
+    BenchmarkTask,
+    Failure,
+    TaskRun,
+    export_notice,
+    plan_runs,
+    selection_flags,
+    usable_folder,
+)
+from amos_fairseq.experiments.linear import FrozenInput, linear_predictions, rows_to_fit
+from amos_fairseq.experiments.recipes import Hyperparameters, different
+from amos_fairseq.experiments.records import (
+    Baselines,
+    RunResult,
+    Summaries,
+    TaskSummary,
+    check_scores,
+    content_sha256,
+)
+from amos_fairseq.experiments.runner import run_and_print, stoppable
+from amos_fairseq.experiments.session import Session, find_devices, preparing, session_from
+from amos_fairseq.files import csv_lines, write_text
+from amos_fairseq.strangers import read_text
+
+# Readers of QQP count its broken lines differently; a rebuilt or truncated file differs by more.
+ROWS_TOLERANCE = 0.001
+CONSTANTS = {"classes": "most frequent class", "labels": "most frequent labels", "number": "mean of training"}
+# The fields of task.json that, with the source files, determine the data.
+IDENTITY_FIELDS = ("task", "kind", "labels", "tokenizer_sha256", "max_train_rows", "seed")
+
+
+@dataclass(frozen=True)
+class TextData:
+    """The prepared data of one task."""
+
+    directory: Path
+    record: dict[str, Any]  # content of ``task.json``
+    max_rows: int | None = None  # to train on; None for all
+
+    @property
+    def name(self) -> str:
+        return self.record["task"]
+
+    @property
+    def kind(self) -> str:
+        return self.record["kind"]
+
+    @property
+    def label_names(self) -> list[str]:
+        """Names in the order of the classes; empty for a regression."""
+        return self.record["labels"]
+
+    @property
+    def main_score(self) -> str:
+        return main_score(self.name, self.kind)
+
+    @property
+    def dev_splits(self) -> dict[str, str]:
+        """Dev split -> suffix of its scores: "", and "_mm" for MNLI's mismatched set."""
+        return {
+            split: "_mm" if split == "valid1" else "" for split in self.record["splits"] if split.startswith("valid")
+        }
+
+    @property
+    def num_train(self) -> int:
+        rows = self.record["splits"]["train"]["rows"]
+        return rows if self.max_rows is None else min(rows, self.max_rows)
+
+    def as_task(self, max_positions: int, trials: tuple[Hyperparameters, ...]) -> BenchmarkTask:
+        """Return the task for a model of ``max_positions`` and the recipe's trials."""
+        notes = (*self.notes(), *self.notes_on_cut_rows(max_positions, {trial.separator for trial in trials}))
+        return BenchmarkTask(self.name, self.num_train, self.main_score, self.sha256(), trials, notes)
+
+    def sha256(self) -> str:
+        """Return a fingerprint of the data that runs are trained and scored on. Test files do not change it."""
+        fields = {name: self.record.get(name) for name in IDENTITY_FIELDS}
+        splits = {
+            split: [facts.get("sha256"), facts["rows"]]
+            for split, facts in self.record["splits"].items()
+            if not split.startswith("test")
+        }
+        return content_sha256(fields | {"splits": splits})
+
+    def rows_identity(self) -> dict[str, Any]:
+        """Return what identifies the training rows for any tokenizer: source, number, choice and labels."""
+        facts = self.record["splits"]["train"]
+        chosen = {"source_sha256": facts.get("sha256"), "rows": self.num_train, "of_rows": facts["rows"]}
+        chosen |= {name: self.record.get(name) for name in ("max_train_rows", "seed")}
+        return {"task": self.name, "kind": self.kind, "labels": self.label_names} | chosen
+
+    def notes(self) -> Iterator[str]:
+        name = self.name
+        official_rows = TASKS[name].official_rows if name in TASKS else {}
+        for split, facts in self.record["splits"].items():
+            official, source = official_rows.get(split), facts.get("source_rows", facts["rows"])
+            if official and abs(source - official) > ROWS_TOLERANCE * official and not split.startswith("test"):
+                yield (
+                    f"{name}: the {split} file ({facts.get('source', split)}) has {source:,} rows, the official one "
+                    f"{official:,}; the scores are not comparable with published ones"
+                )
+            if split == "train" and self.num_train < source:
+                yield f"{name}: trained on {self.num_train:,} of {source:,} rows"
+        yield from (f"{name}: {note}" for note in self.record.get("notes", ()))
+
+    def notes_on_cut_rows(self, max_positions: int, separators: Collection[int | None]) -> Iterator[str]:
+        """Yield a footnote if rows of training or dev sets are longer than the model reads."""
+        counts = []
+        for split, facts in self.record["splits"].items():
+            if not split.startswith("test"):
+                num_cut = max(self.inputs(split, max_positions, separator).num_cut for separator in separators)
+                counts += [f"{num_cut:,} of {facts['rows']:,} in {split}"] if num_cut else []
+        if counts:
+            cut = f"rows of more than {max_positions} tokens are cut, of a pair the longer text first"
+            yield f"{self.name}: {cut}: {', '.join(counts)}"
+
+    def inputs(self, split: str, max_positions: int, separator: int | None) -> ShortenedTexts:
+        """Return the inputs as training reads them, in the order of the file: LongTensors [L] of at most
+        ``max_positions`` tokens; ``separator``: value of ``--separator-token``."""
+        return open_texts(self.directory, split, max_positions, separator)
+
+    def train_inputs(self, max_positions: int, separator: int | None) -> list[Tensor]:
+        """Return the inputs of the rows to train on; see :meth:`inputs`."""
+        rows = self.inputs("train", max_positions, separator)
+        return [rows[index] for index in chosen_rows(len(rows), self.max_rows)]
+
+    def labels(self, split: str) -> np.ndarray:
+        """Return class indices [N] int64, or the values of a regression [N] float64."""
+        return read_targets(self.directory, split, self.record)
+
+    def constant(self) -> Baselines:
+        """Return the scores of a constant: the most frequent class, the labels that more than half of the training rows have,
+        or the mean of their numbers."""
+        train, kind = self.labels("train"), self.kind
+        train = train[chosen_rows(len(train), self.max_rows)]
+        if kind == "classes":
+            constant = np.bincount(train).argmax()
+        else:
+            constant = train.mean(axis=0) > 0.5 if kind == "labels" else train.mean()
+        scores: dict[str, float] = {}
+        for split, suffix in self.dev_splits.items():
+            dev = self.labels(split)
+            of_split = task_scores(self.name, kind, np.broadcast_to(constant, dev.shape), dev)
+            scores |= {f"{name}{suffix}": value for name, value in of_split.items()}
+        return Baselines(self.record["splits"]["valid"]["rows"], {CONSTANTS[kind]: scores})
+
+    def linear(self, checkpoint: Path, max_positions: int, device: str, stop: threading.Event) -> dict[str, float]:
+        """Return the scores of a linear model on the mean states of the texts, which are framed as in pretraining."""
+        texts, dev = (self.inputs(split, max_positions, None) for split in ("train", "valid"))
+        chosen, rows = rows_to_fit(len(texts), len(texts)), range(len(dev))
+        targets = self.labels("train")[chosen, None]
+        inputs = ([FrozenInput(texts[row]) for row in chosen], targets, [FrozenInput(dev[row]) for row in rows])
+        predicted = linear_predictions(checkpoint, self.kind, *inputs, device, stop)
+        return task_scores(self.name, self.kind, np.concatenate(predicted), self.labels("valid"))
+
+    def ids(self, split: str) -> list[str]:
+        """Return what the files call each row; row numbers if they have no names."""
+        file = self.directory / f"{split}.ids"
+        if file.is_file():
+            return read_text(file, PREPARE_AGAIN).split("\n")[:-1]  # an id can contain other characters that end a line
+        return [str(i) for i in range(self.record["splits"][split]["rows"])]
+
+    def predict(
+        self, loaded: LoadedCheckpoint, split: str, max_positions: int, device: str, stop: threading.Event
+    ) -> np.ndarray:
+        """Return what a fine-tuned checkpoint predicts for a split, as :func:`predictions_of` does. GLUE's diagnostic set is
+        predicted by the head of MNLI."""
+        rows = self.inputs(split, max_positions, loaded.separator)
+        head = INTERMEDIATE_TASK if self.name == DIAGNOSTIC else self.name
+        check_labels(loaded, head, self.kind, self.label_names, self.directory / TASK_FILE)
+        logits = predict_logits(loaded, [rows[index] for index in range(len(rows))], device, stop, head)
+        return predictions_of(self.kind, logits)
+
+    def spell(self, values: np.ndarray) -> list[str]:
+        """Return predictions or labels as cells of a table; the values of STS-B have four decimals."""
+        if self.name in TASKS and self.kind == "number":
+            return [f"{value:.4f}" for value in values]
+        return spell_predictions(self.kind, self.label_names, values)
+
+
+def read_text_data(directory: Path, task: str, hint: str, max_rows: int | None = None) -> TextData:
+    """Read the record of a task and check its files; ``hint``: how to write the directory."""
+    record = read_task_record(directory, hint)
+    if record["task"] != task:
+        raise UserError(f"{directory} holds {record['task']}, not {task}: {PREPARE_AGAIN}")
+    if task != DIAGNOSTIC and not {"train", "valid"} <= record["splits"].keys():
+        raise UserError(f"{directory / TASK_FILE} lacks train or valid: {PREPARE_AGAIN}")
+    for split in record["splits"]:
+        check_texts(directory, split)
+    return TextData(directory, record, max_rows)
+
+
+def read_glue_data(data: Path, task: str, max_rows: int | None = None) -> TextData:
+    """Read the record of a task that ``amos prepare glue`` wrote into ``data``, and check its files."""
+    command = f"amos prepare glue GLUE_DIR {task} TOKENIZER_DIR --out {shlex.quote(str(data))}"
+    hint = f"give the folder of GLUE's task folders, or run {command}"
+    return read_text_data(data / task, task, hint, max_rows)
+
+
+@dataclass
+class TextBenchmark(Benchmark):
+    """Tables of texts, with a model for each."""
+
+    session: Session
+    data: Path
+    prepared: Mapping[str, TextData]
+    tasks: dict[str, BenchmarkTask]
+
+    trained_as = "text_classification"
+    id_column, dev_name = "index", "{split}"  # in files of predictions
+
+    @property
+    def max_positions(self) -> int:
+        return self.session.checkpoint.max_positions
+
+    def tables_of(self, run: TaskRun) -> list[TextData]:
+        return [self.prepared[run.task.name]]
+
+    def train_flags(self, run: TaskRun) -> list[str]:
+        directories = os.pathsep.join(str(data.directory) for data in self.tables_of(run))
+        return [directories, "--tokens-per-text", str(self.max_positions), *selection_flags(run.task)]
+
+    def fill_directory(self, run: TaskRun) -> None:
+        super().fill_directory(run)
+        shutil.copyfile(self.prepared[run.task.name].directory / TASK_FILE, run.directory / TASK_FILE)
+
+    def constants(self) -> dict[str, Baselines]:
+        return {name: data.constant() for name, data in self.prepared.items()}
+
+    def evaluate(self, task: str, checkpoint: Path, device: str, stop: threading.Event) -> dict[str, float]:
+        """Return the scores by name and write ``predictions.SPLIT.tsv``. Scores of MNLI's mismatched set end in ``_mm``."""
+        return self.evaluate_table(self.prepared[task], "", load_checkpoint(checkpoint), device, stop)
+
+    def evaluate_table(
+        self, data: TextData, prefix: str, loaded: LoadedCheckpoint, device: str, stop: threading.Event
+    ) -> dict[str, float]:
+        """Score a checkpoint on one table; ``prefix``: comes before the split in the names of the files."""
+        scores = {}
+        for split, suffix in data.dev_splits.items():
+            labels, predictions = data.labels(split), data.predict(loaded, split, self.max_positions, device, stop)
+            rows = zip(data.ids(split), data.spell(predictions), data.spell(labels), strict=True)
+            lines = csv_lines([(self.id_column, "prediction", "label"), *rows], "\t")
+            name = prefix + self.dev_name.format(split=split)
+            write_text(loaded.file.parent / f"predictions.{name}.tsv", "".join(lines))
+            of_split = task_scores(data.name, data.kind, predictions, labels)
+            scores |= {f"{name}{suffix}": value for name, value in of_split.items()}
+        return scores
+
+
+RANDOM = "classification-random"  # its runs start from random weights
+HEADINGS = {"accuracy": "accuracy", "micro_f1": "micro-F1", "macro_f1": "macro-F1", "matthews": "Matthews"}
+HEADINGS |= {"spearman": "Spearman", "pearson": "Pearson", "mse": "MSE"}
+
+
+def main(arguments: argparse.Namespace) -> None:
+    if arguments.predict is not None:
+        files = (Path(arguments.checkpoint), arguments.predict, Path(arguments.out))
+        how_to_read = (arguments.text, arguments.no_header, arguments.csv_quotes)
+        number = stoppable(label_table, *files, *how_to_read, find_devices(arguments.cpu)[0])
+        print(f"{arguments.out}: {number:,} rows")
+        return
+    session = session_from(arguments, NAME)
+    with preparing(session, NAME) as tokenizer:
+        data = prepare_inside(session.out, arguments.tables, tokenizer)
+    run_and_print(arguments.out, open_classification(session, data))
+
+
+def open_classification(session: Session, data: Path) -> "Classification":
+    """Read the data that ``amos classify`` has prepared."""
+    data = usable_folder(data)
+    prepared = read_text_data(data, NAME, "give the files with --train, and the same command prepares them again")
+    session.checkpoint.check_tokenizer(data / "tokenizer")
+    trials = session.recipe.trials_of(NAME)
+    if not (data / "input1").is_dir():  # there is nothing to separate
+        trials = different(dataclasses.replace(trial, num_separators=1) for trial in trials)
+    record, separators = prepared.record, {trial.separator for trial in trials}
+    trials = different(trial.for_labels(len(record["labels"])) for trial in trials)
+    notes = (*record["notes"], *prepared.notes_on_cut_rows(session.checkpoint.max_positions, separators))
+    kind, sha256 = record["kind"], content_sha256({"labels": record["labels"], "files": record["sha256"]})
+    task = BenchmarkTask(NAME, prepared.num_train, MAIN_SCORES[kind], sha256, trials, notes)
+    names = [NAME, RANDOM] if "random" in session.baselines else [NAME]
+    tasks = {name: dataclasses.replace(task, name=name) for name in names}
+    return Classification(session, data, dict.fromkeys(tasks, prepared), tasks)
+
+
+@dataclass
+class Classification(TextBenchmark):
+    """Any table of texts."""
+
+    name = section = NAME
+    id_column, dev_name = "line", "dev"
+
+    @property
+    def kind(self) -> str:
+        return self.prepared[NAME].kind
+
+    @property
+    def label_column(self) -> str:
+        return self.prepared[NAME].record["label_column"]
+
+    @property
+    def columns(self) -> dict[str, str]:
+        return {score: HEADINGS[score] for score in SCORES[self.kind]}
+
+    @property
+    def title(self) -> str:
+        return f"{self.label_column}, dev"
+
+    def execute(self, execute_runs: Callable[[Sequence[TaskRun]], list[Failure]]) -> list[Failure]:
+        runs = plan_runs(self.session, [self.tasks[NAME]])
+        if RANDOM in self.tasks:
+            scratch = dataclasses.replace(self.session.checkpoint, from_scratch=True)
+            runs += plan_runs(dataclasses.replace(self.session, checkpoint=scratch), [self.tasks[RANDOM]])
+        return execute_runs(runs)
+
+    def shows(self, task: str) -> bool:
+        return task in (NAME, RANDOM)
+
+    def summarize(self, results: Sequence[RunResult]) -> tuple[Sequence[RunResult], dict[str, TaskSummary]]:
+        shown, summaries = super().summarize(results)
+        check_scores(shown, SCORES[self.kind])
+        return shown, summaries
+
+    def label(self, task: str) -> str:
+        return "random weights" if task == RANDOM else self.label_column
+
+    def row_name(self, task: str, model: str) -> str:
+        return f"{self.session.checkpoint.arch} (random weights)" if task == RANDOM else model
+
+    def constants(self) -> dict[str, Baselines]:
+        return {NAME: self.prepared[NAME].constant()}
+
+    def linear_scores(self, stop: threading.Event) -> dict[str, dict[str, float]]:
+        checkpoint, device = self.session.checkpoint, self.session.devices[0]
+        return {NAME: self.prepared[NAME].linear(checkpoint.file, checkpoint.max_positions, device, stop)}
+
+    def notes(self, results: Sequence[RunResult], summaries: Summaries) -> Iterator[str]:
+        if self.kind == "number":
+            yield "MSE: mean squared error, in the squared unit of the label"
+
+    def write_more(self, summaries: Summaries, stop: threading.Event) -> tuple[Sequence[Path], Sequence[str]]:
+        if NAME not in summaries:
+            return (), ()
+        out = self.session.out
+        return (), (
+            f"to label other rows: amos classify --checkpoint {shlex.quote(str(out))} --predict FILE --out LABELS.tsv",
+            *export_notice(out, summaries[NAME].best),
+        )

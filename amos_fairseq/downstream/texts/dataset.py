@@ -1,0 +1,229 @@
+"""Rows of one or two texts with a label: ``<s> A </s>`` or ``<s> A </s> B </s>``, cut to the model's length.
+
+With ``--separator-token 2`` a second ``</s>`` precedes B: ``<s> A </s> </s> B </s>``.
+
+``amos prepare glue`` and ``amos classify`` write a directory for each task, which fairseq's ``sentence_prediction`` reads, too:
+
+task.json                                       its name, kind of label, labels, sources, counts
+input0/SPLIT.{bin,idx}  input1/...              the first and, for pairs, the second text of each row; ``dict.txt``
+label/SPLIT.{bin,idx}                           classes: one class a line; labels: any number of labels a line; ``dict.txt``
+label/SPLIT.label                               number: as text, one a line
+SPLIT.ids                                       what the table calls each row, one a line, where that is needed
+"""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from fairseq.data import BaseWrapperDataset, ConcatSentencesDataset, Dictionary, FairseqDataset, PrependTokenDataset
+from torch import Tensor
+
+from amos_fairseq.data.corpus import check_prepared, open_lines, require_split
+from amos_fairseq.data.seeding import Purpose, keyed_generator
+from amos_fairseq.downstream.labeled_task import TASK_FILE, LabeledSequences, are_labels
+from amos_fairseq.errors import UserError
+from amos_fairseq.inputs.labels import KINDS
+from amos_fairseq.strangers import field, finite_number, plain_name, read_json, read_text, text_in, whole_number
+from amos_fairseq.text.tokenization.truncation import kept_lengths
+
+# A class of the dev set that the training set lacks. It is no class of a model, so that every prediction is wrong.
+UNKNOWN_CLASS = -1
+PREPARE_AGAIN = "prepare the data again"
+
+_SPLIT = re.compile(r"(train|valid|test)\d*")  # a part of the names of files
+
+
+def read_task_record(directory: Path, hint: str) -> dict[str, Any]:
+    """Read and check ``task.json``; ``hint``: how to write the directory, for the message where it has no such file."""
+    path = directory / TASK_FILE
+    record = read_json(path, PREPARE_AGAIN, optional=True)
+    if record is None:
+        raise UserError(f"{directory} holds no prepared data: {hint}")
+    try:
+        check_task_record(record)
+    except (ValueError, KeyError, TypeError) as error:
+        reason = error if isinstance(error, ValueError) else type(error).__name__
+        raise UserError(f"{path} was not written by amos prepare ({reason}): {PREPARE_AGAIN}") from error
+    return record
+
+
+def check_task_record(record: dict[str, Any]) -> None:
+    """Raise ``ValueError``, ``KeyError`` or ``TypeError`` unless ``task.json`` has what this package reads of it."""
+    optional = {"mean": 0.0, "deviation": 1.0, "notes": [], "text_columns": [], "header": True, "csv_quotes": False}
+    record = optional | record
+    kind, labels = field(record, "kind", str), field(record, "labels", list)
+    plain_name(field(record, "task", str), 100)
+    if labels and not are_labels(labels):
+        raise ValueError("the labels are not different names")
+    num_classes = whole_number(record["num_classes"])
+    if kind not in KINDS or (kind == "number") == bool(labels) or num_classes != max(1, len(labels)):
+        raise ValueError("kind, labels and num_classes contradict each other")
+    finite_number(record["mean"])
+    if not finite_number(record["deviation"]) > 0:
+        raise ValueError("the deviation is not above 0")
+    for note in field(record, "notes", list):
+        plain_name(note, 10_000)
+    for column in field(record, "text_columns", list):
+        text_in(column)
+    for option in ("header", "csv_quotes"):
+        field(record, option, bool)
+    for split, facts in field(record, "splits", dict).items():
+        if not _SPLIT.fullmatch(split):
+            raise ValueError(f"{split!r:.60} is no split")
+        for count in (facts["rows"], facts.get("source_rows", 0), facts.get("broken", 0)):
+            whole_number(count)
+        plain_name(facts.get("source", split))
+
+
+def read_targets(directory: Path, split: str, record: dict[str, Any]) -> np.ndarray:
+    """Return the labels of a split: classes [N] int64, ``UNKNOWN_CLASS`` where the training set lacks the class; labels
+    [N, num_labels] bool; numbers [N] float64."""
+    path, num_labels = directory / "label" / split, len(record["labels"])
+    if record["kind"] == "number":
+        file = path.with_suffix(".label")
+        try:
+            return np.array([finite_number(float(line)) for line in read_text(file, PREPARE_AGAIN).split()])
+        except ValueError as error:
+            raise UserError(f"{file} is damaged ({error}): {PREPARE_AGAIN}") from error
+    lines = open_lines(str(path), PREPARE_AGAIN)
+    # Each line ends with </s>.
+    flat, sizes = np.frombuffer(lines._bin_buffer, dtype=lines._index.dtype), lines.sizes.astype(np.int64)
+    ids = np.delete(flat.astype(np.int64), np.cumsum(sizes) - 1) - Dictionary().nspecial
+    of_classes = record["kind"] == "classes"
+    if (of_classes and (sizes != 2).any()) or not ((ids >= UNKNOWN_CLASS) & (ids < num_labels)).all():
+        raise UserError(f"{path}.bin is damaged (it has other labels than {TASK_FILE}): {PREPARE_AGAIN}")
+    if of_classes:
+        return ids
+    targets, known = np.zeros((len(lines), num_labels), dtype=bool), ids != UNKNOWN_CLASS
+    targets[np.repeat(np.arange(len(lines)), sizes - 1)[known], ids[known]] = True
+    return targets
+
+
+def check_texts(directory: Path, split: str) -> None:
+    check_prepared(directory, TASK_FILE, split)
+    for path in sorted(directory.glob("*/*.idx")):
+        if path.stem == split:
+            require_split(str(path.with_suffix("")))
+
+
+def join_texts(texts: list[FairseqDataset], bos: int, separator: int | None) -> FairseqDataset:
+    """Join one or two texts of each row, which end in ``</s>``, as ``sentence_prediction`` does with ``--init-token`` and
+    ``--separator-token``."""
+    first, *second = texts
+    first = PrependTokenDataset(first, bos)
+    if not second:
+        return first
+    return ConcatSentencesDataset(first, second[0] if separator is None else PrependTokenDataset(second[0], separator))
+
+
+def open_texts(directory: Path, split: str, max_tokens: int, separator: int | None) -> "ShortenedTexts":
+    """Return the texts of a split as training reads them, in the order of the file."""
+    inputs = [directory / name for name in ("input0", "input1") if (directory / name).is_dir()]
+    if not inputs:
+        raise UserError(f"{directory} has no input0: {PREPARE_AGAIN}")
+    texts = [open_lines(str(path / split), PREPARE_AGAIN) for path in inputs]
+    if len({len(text) for text in texts}) > 1:
+        raise UserError(f"{directory}/{split}: the texts of the pairs do not belong together; {PREPARE_AGAIN}")
+    return ShortenedTexts(join_texts(texts, Dictionary().bos(), separator), max_tokens)
+
+
+class ShortenedTexts(BaseWrapperDataset):
+    """Rows of one or two texts, as :func:`join_texts` or the task itself joins them, cut to ``max_tokens``, the longest input
+    of the model, by :func:`kept_lengths`; all special tokens remain."""
+
+    def __init__(self, rows: FairseqDataset, max_tokens: int) -> None:
+        super().__init__(rows)
+        self._texts = rows.datasets if isinstance(rows, ConcatSentencesDataset) else [rows]
+        self._starts = [int(isinstance(text, PrependTokenDataset)) for text in self._texts]
+        self._room = max_tokens - sum(self._starts) - len(self._texts)
+        if self._room < len(self._texts):
+            raise UserError(f"--max-positions {max_tokens} leaves no room for text beside the special tokens: raise it")
+        self.max_tokens = max_tokens
+
+    @property
+    def is_cut(self) -> np.ndarray:
+        """Whether each row is longer than ``max_tokens``: [N] bool."""
+        return self.dataset.sizes > self.max_tokens
+
+    @property
+    def num_cut(self) -> int:
+        return int(np.count_nonzero(self.is_cut))
+
+    @property
+    def sizes(self) -> np.ndarray:
+        return np.minimum(self.dataset.sizes, self.max_tokens)
+
+    def __getitem__(self, index: int) -> Tensor:
+        texts = [text[index] for text in self._texts]
+        lengths = [len(text) - start - 1 for text, start in zip(texts, self._starts, strict=True)]
+        kept = kept_lengths(lengths, self._room)
+        shortened = [
+            torch.cat([text[: start + length], text[-1:]])
+            for text, start, length in zip(texts, self._starts, kept, strict=True)
+        ]
+        return torch.cat(shortened)
+
+
+def chosen_rows(num_rows: int, most: int | None) -> np.ndarray:
+    """Return the rows that ``--max-rows`` keeps: [N] int64, ascending; all of them for None.
+
+    They depend on the two numbers alone, so that models with other seeds and tokenizers train on the same rows.
+    """
+    if most is None or num_rows <= most:
+        return np.arange(num_rows)
+    return np.sort(keyed_generator(Purpose.TRAINING_ROWS, 0, 0, 0).permutation(num_rows)[:most])
+
+
+class LabeledTexts(LabeledSequences):
+    """The rows of a split with their labels, cut to ``max_tokens``.
+
+    Args:
+        record: content of ``task.json``.
+        separator: value of ``--separator-token``.
+        max_rows: largest number of rows to keep, see :func:`chosen_rows`; None for all.
+        teacher: predictions of another model for these rows, [N, outputs]: probabilities of the classes or labels, or a
+            number in the unit of the label.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        split: str,
+        record: dict[str, Any],
+        max_tokens: int,
+        separator: int | None = None,
+        seed: int = 0,
+        training: bool = False,
+        max_rows: int | None = None,
+        teacher: np.ndarray | None = None,
+    ) -> None:
+        super().__init__(directory, split, seed, training)
+        check_texts(directory, split)
+        self._rows = open_texts(directory, split, max_tokens, separator)
+        targets = read_targets(directory, split, record)
+        if len(self._rows) != len(targets):
+            raise UserError(f"{self.source}: the files of texts and labels do not belong together; {PREPARE_AGAIN}")
+        self._chosen = chosen_rows(len(targets), max_rows)
+        self.sizes, self.targets = self._rows.sizes[self._chosen], targets[self._chosen]
+        self.num_cut = int(np.count_nonzero(self._rows.is_cut[self._chosen]))
+        self._teacher = None if teacher is None else torch.from_numpy(teacher)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        index = int(index)
+        return {"id": index, "tokens": self._rows[self._chosen[index]]}
+
+    def add_labels(self, batch: dict[str, Any], samples: Sequence[dict[str, Any]]) -> None:
+        """Add :meth:`labels_of` the rows, and ``num_rows``, a Python int."""
+        batch |= self.labels_of(batch["id"]) | {"num_rows": len(self)}
+
+    def labels_of(self, rows: Tensor) -> dict[str, Tensor]:
+        """Return ``target``: classes [B] int64, labels [B, num_labels] bool, or numbers [B] float64; with a teacher also
+        ``teacher``, [B, outputs] float64. ``rows``: [B] int64.
+
+        With ``--fp16`` or ``--bf16`` fairseq converts every float32 tensor of a batch.
+        """
+        labels = {"target": torch.from_numpy(self.targets)[rows]}
+        return labels if self._teacher is None else labels | {"teacher": self._teacher[rows].double()}

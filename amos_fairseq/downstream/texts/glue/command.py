@@ -1,0 +1,302 @@
+"""``amos glue``: GLUE's tasks, and the user's own, fine-tuned one by one or in one model, scored and shown as AMOS does."""
+
+import argparse
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from amos_fairseq.checkpoints.read import LoadedCheckpoint
+from amos_fairseq.downstream.mixed_tasks import SAMPLING_EXPONENT
+from amos_fairseq.downstream.texts.command import TextBenchmark, TextData, read_glue_data, read_text_data
+from amos_fairseq.downstream.texts.glue.prepare import prepare_glue_inside
+from amos_fairseq.downstream.texts.glue.table import average, glue_table, has_test_set, write_submission
+from amos_fairseq.downstream.texts.glue.tasks import (
+    AVERAGED,
+    DIAGNOSTIC,
+    INTERMEDIATE_FOR,
+    INTERMEDIATE_TASK,
+    SCORED,
+    TASKS,
+    has_any_file,
+    holds_official_files,
+    tasks_in,
+)
+from amos_fairseq.downstream.texts.labeling import predict_logits
+from amos_fairseq.downstream.texts.prepare import NAME as CLASSIFICATION
+from amos_fairseq.downstream.texts.prepare import prepare_inside, read_own_tasks
+from amos_fairseq.downstream.texts.teachers import (
+    FOLDER,
+    Teachers,
+    columns_of,
+    has_train_predictions,
+    read_teachers,
+    write_train_predictions,
+)
+from amos_fairseq.errors import UserError
+from amos_fairseq.experiments.benchmark import (
+    IDENTITY_FILE,
+    BenchmarkTask,
+    Failure,
+    TaskRun,
+    plan_runs,
+)
+from amos_fairseq.experiments.recipes import different
+from amos_fairseq.experiments.records import (
+    Baselines,
+    RunResult,
+    Summaries,
+    Summary,
+    best_checkpoint,
+    best_run_of,
+    read_result,
+    read_summary,
+)
+from amos_fairseq.experiments.runner import run_and_print
+from amos_fairseq.experiments.session import ANOTHER_OUT, Session, preparing, session_from, setup_file
+from amos_fairseq.files import check_claim, whole_file
+from amos_fairseq.models.configuration import LAST_LAYER
+from amos_fairseq.output.tables import Table
+from amos_fairseq.output.terminal import say
+from amos_fairseq.strangers import read_json
+
+TEACHER_FILE = "teacher.npy"  # in the directory of a run
+
+
+@dataclass(frozen=True)
+class GlueOptions:
+    """The options of the command besides its tasks."""
+
+    own_tasks: Mapping[str, Path] = field(default_factory=dict)  # prepared directories of the user's own tasks by name
+    max_rows: int | None = None
+    teachers: Teachers | None = None
+    with_train: bool = False  # write the predictions of the rows to train on, for students
+    intermediate: Path | None = None  # OUT of the MNLI runs to start from; it may be the session's own
+    with_test: bool = False
+    sampling_exponent: float = SAMPLING_EXPONENT
+
+
+def main(arguments: argparse.Namespace, benchmark: "type[Glue]") -> None:
+    data, intermediate = Path(arguments.data), arguments.intermediate
+    is_raw = holds_official_files(data)
+    tasks = tasks_to_run(arguments.tasks, data, is_raw)
+    session = session_from(arguments, Glue.name)
+    own_tasks = {}
+    if arguments.own_tasks is not None:
+        sources = read_own_tasks(arguments.own_tasks)
+        with preparing(session, Glue.name) as tokenizer:
+            own_tasks = {name: prepare_inside(session.out, source, tokenizer, name) for name, source in sources.items()}
+    if is_raw:
+        wanted = [*tasks, DIAGNOSTIC] if arguments.write_test and has_any_file(data, TASKS[DIAGNOSTIC]) else tasks
+        with preparing(session, Glue.name) as tokenizer:
+            data = prepare_glue_inside(session.out, data, wanted, tokenizer)
+    options = GlueOptions(
+        own_tasks=own_tasks,
+        max_rows=arguments.max_rows,
+        teachers=arguments.teachers and read_teachers(arguments.teachers, arguments.gold_weight, arguments.ensemble),
+        with_train=arguments.write_train,
+        intermediate=None if intermediate is None else Path(intermediate or arguments.out).resolve(),
+        with_test=arguments.write_test,
+        sampling_exponent=arguments.sampling_exponent,
+    )
+    run_and_print(arguments.out, open_glue(session, data, tasks, options, benchmark))
+
+
+def tasks_to_run(names: str, data: Path, is_raw: bool) -> list[str]:
+    def is_there(task: str) -> bool:
+        return has_any_file(data, TASKS[task]) if is_raw else (data / task).is_dir()
+
+    return tasks_in(data, names, SCORED, AVERAGED, is_there, "fine-tuned")
+
+
+def open_glue(
+    session: Session,
+    data: Path,
+    tasks: Sequence[str],
+    options: GlueOptions = GlueOptions(),
+    benchmark: "type[Glue] | None" = None,
+) -> "Glue":
+    """Read the prepared data and everything that the options name; what cannot be used is refused before any training.
+
+    ``benchmark``: how the tasks are trained, by default one by one.
+    """
+    squad = read_summary(session.out / "squad.json", "repeat amos squad", optional=True)
+    if squad is not None:
+        check_weights(session.out, "squad", session)
+    if not data.is_dir():
+        raise UserError(f"{data} is not a directory: give that of GLUE's official files, or of amos prepare glue")
+    data = data.resolve()
+    prepared = {task: read_glue_data(data, task, options.max_rows) for task in tasks}
+    session.checkpoint.check_tokenizer(data / "tokenizer")
+    for name, directory in options.own_tasks.items():
+        prepared[name] = read_text_data(directory.resolve(), name, "repeat the command", options.max_rows)
+        session.checkpoint.check_tokenizer(directory / "tokenizer")
+    glue = (benchmark or Glue)(session, data, prepared, {}, options, squad)
+    glue.tasks = glue.make_tasks()
+    if options.teachers is not None:
+        say("reads the predictions of the teachers", Glue.name)
+        for seed in session.seeds:
+            options.teachers.identity(list(prepared.values()), seed)
+    if options.intermediate is not None:
+        glue.check_intermediate(options.intermediate)
+    if options.with_test and not any(has_test_set(data, task) for task in tasks):
+        raise UserError(f"--write-test: {data} has no test set of {', '.join(tasks)}: prepare files with test.tsv")
+    if options.with_train:
+        glue.check_train_predictions()
+    return glue
+
+
+def check_weights(out: Path, name: str, session: Session) -> None:
+    """Refuse an OUT with results of the benchmark ``name`` for other weights than the session's."""
+    weights = {setting: session.origin[setting] for setting in ("checkpoint_sha256", "from_scratch")}
+    problem, advice = f"{out} holds results of other weights", "give those of the same weights"
+    check_claim(setup_file(out, name), weights, problem, advice, only_these=True)
+
+
+@dataclass
+class Glue(TextBenchmark):
+    """Prepared tasks, and the table of AMOS: eight tasks, their average, and SQuAD next to them."""
+
+    options: GlueOptions
+    squad: Summary | None
+
+    name = "glue"
+
+    @property
+    def model_name(self) -> str:
+        return self.session.row_name
+
+    def make_tasks(self) -> dict[str, BenchmarkTask]:
+        """Return the tasks; the settings of the user's own are those of ``amos classify``."""
+        tasks = {}
+        for task, data in self.prepared.items():
+            trials = self.session.recipe.trials_of(task if task in SCORED else CLASSIFICATION)
+            of_labels = different(trial.for_labels(len(data.label_names)) for trial in trials)
+            tasks[task] = data.as_task(self.max_positions, of_labels)
+        return tasks
+
+    def plan(self, tasks: Iterable[BenchmarkTask], intermediate: Path | None = None) -> list[TaskRun]:
+        """Return all runs of the tasks. What the teachers of each predict belongs to its identity."""
+        runs, teachers = plan_runs(self.session, tasks, intermediate), self.options.teachers
+        if teachers is None:
+            return runs
+        return [replace(run, identity=run.identity | teachers.identity(self.tables_of(run), run.seed)) for run in runs]
+
+    def check_train_predictions(self) -> None:
+        """Refuse labels that cannot be columns, and a finished run without what ``--write-train`` writes: its weights may be
+        gone."""
+        for data in self.prepared.values():
+            columns_of(data)
+        for run in plan_runs(self.session, self.tasks.values()):
+            names = [data.name for data in self.tables_of(run)]
+            if read_result(run.directory) and not all(has_train_predictions(run.directory, name) for name in names):
+                raise UserError(f"{run.directory} was finished without --write-train: give another --out")
+
+    def check_intermediate(self, intermediate: Path) -> None:
+        """Refuse an OUT without an MNLI run of this checkpoint, now or by this call, to start from."""
+        if not any(task in INTERMEDIATE_FOR for task in self.tasks):
+            raise UserError(f"--intermediate has no effect: none of {', '.join(INTERMEDIATE_FOR)} is among --tasks")
+        if intermediate == self.session.out and INTERMEDIATE_TASK in self.tasks:
+            layers = {trial.layers for trial in self.tasks[INTERMEDIATE_TASK].trials}
+        else:
+            best = best_run_of(intermediate, INTERMEDIATE_TASK)
+            if best is None:
+                raise UserError(f"{intermediate} holds no finished run of {INTERMEDIATE_TASK}: add it to --tasks")
+            check_weights(intermediate, self.name, self.session)
+            layers = {best.identity["settings"].get("layers", LAST_LAYER)}
+        for name in INTERMEDIATE_FOR:
+            if name in self.tasks and (wanted := {trial.layers for trial in self.tasks[name].trials}) != layers:
+                here, there = (", ".join(sorted(names)) for names in (wanted, layers))
+                start = f"{INTERMEDIATE_TASK} with --layers {there}"
+                raise UserError(f"{name} with --layers {here} cannot start from {start}: give both the same")
+
+    def train_flags(self, run: TaskRun) -> list[str]:
+        flags = super().train_flags(run)
+        if self.options.max_rows is not None:
+            flags += ["--max-rows", str(self.options.max_rows)]
+        if self.options.teachers is not None:
+            flags += ["--teacher", str(run.directory / TEACHER_FILE)]
+            flags += ["--gold-weight", self.options.teachers.gold_weight]
+            flags += ["--max-update", str(run.schedule.total_updates)]
+        return flags
+
+    def fill_directory(self, run: TaskRun) -> None:
+        super().fill_directory(run)
+        self.write_teachers(run)
+
+    def write_teachers(self, run: TaskRun) -> None:
+        """Write the predictions of the teachers for all rows of a run as one array: float32, [rows, outputs] of one task after
+        the other in one dimension."""
+        if (teachers := self.options.teachers) is None:
+            return
+        array = np.concatenate([teachers.predictions(data, run.seed).ravel() for data in self.tables_of(run)])
+        with whole_file(str(run.directory / TEACHER_FILE)) as unfinished:
+            np.save(unfinished, array, allow_pickle=False)
+
+    def evaluate_table(
+        self, data: TextData, prefix: str, loaded: LoadedCheckpoint, device: str, stop: threading.Event
+    ) -> dict[str, float]:
+        if self.options.with_train:
+            rows, folder = data.train_inputs(self.max_positions, loaded.separator), loaded.file.parent / FOLDER
+            write_train_predictions(folder, data, predict_logits(loaded, rows, device, stop, data.name))
+        return super().evaluate_table(data, prefix, loaded, device, stop)
+
+    def setup(self) -> dict[str, Any]:
+        """Return the settings that all results share: also the number of rows, the teachers, and the user's own tasks."""
+        options = self.options
+        teachers = options.teachers and options.teachers.settings
+        more = {"max_rows": options.max_rows, "teachers": teachers, "own_tasks": sorted(options.own_tasks)}
+        return super().setup() | more
+
+    def execute(self, execute_runs: Callable[[Sequence[TaskRun]], list[Failure]]) -> list[Failure]:
+        """Execute all runs; with ``intermediate``, runs that start from MNLI's best run on dev come last.
+
+        AMOS Appendix E and thesis 5.2.4 describe one checkpoint fine-tuned on MNLI, not one per seed: every seed of a
+        dependent task starts from the same checkpoint, so that its deviation is that of the task. The output layer is
+        newly initialized if the number of classes differs; the head's dense layer is kept, like the pooler of a BERT.
+        """
+        if self.options.intermediate is None:
+            return execute_runs(self.plan(self.tasks.values()))
+        independent = self.plan(task for name, task in self.tasks.items() if name not in INTERMEDIATE_FOR)
+        independent.sort(key=lambda run: run.task.name != INTERMEDIATE_TASK)  # MNLI first: other tasks wait for it
+        dependent = [task for name, task in self.tasks.items() if name in INTERMEDIATE_FOR]
+        for run in self.plan(dependent):  # the runner would find it only after MNLI's hours of training
+            identity = read_json(run.directory / IDENTITY_FILE, ANOTHER_OUT, optional=True)
+            if identity is not None and "intermediate_sha256" not in identity:
+                raise UserError(f"{run.directory} was started without --intermediate: give another --out")
+        failures = execute_runs(independent) if independent else []
+        best = best_run_of(self.options.intermediate, INTERMEDIATE_TASK)
+        if best is None:
+            reason = f"it needs a finished run of {INTERMEDIATE_TASK} to start from, and there is none"
+            return failures + [Failure(run, reason) for run in self.plan(dependent)]
+        return failures + execute_runs(self.plan(dependent, best_checkpoint(self.options.intermediate, best)))
+
+    def shows(self, task: str) -> bool:
+        return task in SCORED or task in self.options.own_tasks
+
+    def notes(self, results: Sequence[RunResult], summaries: Summaries) -> Iterator[str]:
+        tasks = dict.fromkeys(result.task for result in results if "intermediate_sha256" in result.identity)
+        if tasks:
+            yield f"{', '.join(tasks)}: started from the best dev run of {INTERMEDIATE_TASK} (intermediate-task training)"
+        if self.options.teachers is not None:
+            yield self.options.teachers.note()
+        if self.squad:
+            yield from (f"SQuAD: {note}" for note in self.squad.notes)
+
+    def table(self, summaries: Summaries, baselines: Mapping[str, Baselines], notes: Sequence[str]) -> Table:
+        names = [*SCORED, *self.options.own_tasks]
+        return glue_table(self.model_name, summaries, baselines, self.squad, notes, names)
+
+    def summary_parts(self, summaries: Summaries) -> dict[str, Any]:
+        name, value = average({task: summary.main.median for task, summary in summaries.items()})
+        return {"average": {"name": name, "value": value}}
+
+    def write_more(self, summaries: Summaries, stop: threading.Event) -> tuple[Sequence[Path], Sequence[str]]:
+        if not self.options.with_test:
+            return (), ()
+        out, device = self.session.out, self.session.devices[0]
+        archive, notices = write_submission(out, self.data, summaries, self.max_positions, device, stop)
+        return [archive], notices

@@ -1,0 +1,123 @@
+"""The table of GLUE, a row with the tasks of a checkpoint, their average, and SQuAD; and the archive for its leaderboard,
+predictions of the test sets by the best run of each task."""
+
+import statistics
+import threading
+import zipfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from amos_fairseq.checkpoints.read import load_checkpoint
+from amos_fairseq.downstream.labeled_task import TASK_FILE
+from amos_fairseq.downstream.texts.command import HEADINGS, read_glue_data
+from amos_fairseq.downstream.texts.glue.tasks import (
+    AVERAGED,
+    DIAGNOSTIC,
+    INTERMEDIATE_TASK,
+    LARGEST_SCORE,
+    SCORED,
+    TASKS,
+    is_test,
+)
+from amos_fairseq.experiments.records import NO_BASELINES, Baselines, Summaries, Summary, best_checkpoint, format_spread
+from amos_fairseq.files import whole_file
+from amos_fairseq.output.tables import MISSING, Table, format_score
+
+CONSTANT = "most frequent class, or mean"
+
+
+def average(medians: Mapping[str, float]) -> tuple[str, float | None]:
+    """Return name and value of the mean of the tasks' medians, with MNLI's matched set as in AMOS Table 1.
+
+    If some of the eight tasks are missing, the name states the number of tasks. WNLI never counts.
+    """
+    counted = [medians[task] for task in AVERAGED if task in medians]
+    if not counted:
+        return "AVG", None
+    name = "AVG" if len(counted) == len(AVERAGED) else f"AVG of {len(counted)}"
+    return name, statistics.fmean(counted)
+
+
+def glue_table(
+    row_name: str,
+    summaries: Summaries,
+    baselines: Mapping[str, Baselines],
+    squad: Summary | None,
+    notes: Sequence[str],
+    names: Sequence[str] = SCORED,
+) -> Table:
+    """Build the table with the rows of the checkpoint and of constant predictions; ``squad``: ``squad.json`` for the same
+    checkpoint."""
+    columns, row, constant_row, constants = [""], [row_name], [CONSTANT], {}
+    for task in names:
+        if task in summaries:
+            score, scores = summaries[task].best.main_score, summaries[task].scores
+            columns.append(task_heading(task, score))
+            shown = [each for each in (score, f"{score}_mm") if each in scores]
+            row.append(" / ".join(format_spread(scores[each]) for each in shown) or MISSING)
+            of_constant = next(iter(baselines.get(task, NO_BASELINES).scores.values()), {})
+            constant_row.append(" / ".join(format_score(of_constant.get(each)) for each in shown) or MISSING)
+            if score in of_constant:
+                constants[task] = of_constant[score]
+    average_name, value = average({task: summary.main.median for task, summary in summaries.items()})
+    columns, row = [*columns, average_name], [*row, format_score(value)]
+    constant_row.append(format_score(average(constants)[1]))
+    if squad and squad.spreads:
+        # Version 2.0 if it was run (AMOS Table 1), otherwise the first version that was.
+        task = min(squad.spreads, key=lambda name: "2" not in name)
+        columns += [f"{task} {score}" for score in ("EM", "F1")]
+        row += [format_spread(squad.spreads[task].get(name)) for name in ("em", "f1")]
+        constant_row += [MISSING, MISSING]
+    return Table("GLUE dev", columns, [row, constant_row], notes)
+
+
+def task_heading(task: str, score: str) -> str:
+    if task == "MNLI":
+        return "MNLI m/mm"
+    return task if score == "accuracy" else f"{task} ({HEADINGS[score]})"
+
+
+ARCHIVE = "glue_submission.zip"
+
+
+def has_test_set(data: Path, task: str) -> bool:
+    """Return whether a test set of the task is among the prepared data."""
+    return (data / task / TASK_FILE).is_file() and any(map(is_test, read_glue_data(data, task).record["splits"]))
+
+
+def write_submission(
+    out: Path, data: Path, summaries: Summaries, max_positions: int, device: str, stop: threading.Event
+) -> tuple[Path, list[str]]:
+    """Predict every test set with the best dev run of its task, and write a zip file with a table for each.
+
+    A table has the rows of the official file, numbered from 0: the name of the class, or a similarity from 0 to 5. The server
+    requires every file and every row: those without a prediction, such as broken lines, which ``amos prepare`` leaves out, have
+    the first class, or the middle of the scale. There is a notice for each such file.
+    """
+    tables, notices = {}, []
+    for name, task in TASKS.items():
+        summary = summaries.get(INTERMEDIATE_TASK if name == DIAGNOSTIC else name)
+        loaded = prepared = None
+        if summary is not None and has_test_set(data, name):
+            loaded, prepared = load_checkpoint(best_checkpoint(out, summary.best)), read_glue_data(data, name)
+        for split, file in task.test_files.items():
+            predicted: dict[str, str] = {}
+            if prepared is not None and split in prepared.record["splits"]:
+                values = prepared.predict(loaded, split, max_positions, device, stop)
+                if prepared.kind == "number":
+                    spelled = [f"{value:.3f}" for value in values.clip(0, LARGEST_SCORE)]
+                else:
+                    spelled = prepared.spell(values)
+                predicted = dict(zip(prepared.ids(split), spelled, strict=True))
+            constant, ids = task.labels[0] if task.labels else "2.500", list(map(str, range(task.official_rows[split])))
+            tables[file] = {index: predicted.get(index, constant) for index in ids}
+            if missing := sum(index not in predicted for index in ids):
+                notices.append(
+                    f"{file}: {missing:,} of {len(ids):,} rows have no prediction and are filled with a constant"
+                )
+    archive = out / ARCHIVE
+    with whole_file(str(archive)) as unfinished, zipfile.ZipFile(unfinished, "w", zipfile.ZIP_DEFLATED) as zipped:
+        for file, table in tables.items():
+            rows = [f"{index}\t{prediction}\n" for index, prediction in table.items()]
+            zipped.writestr(file, "index\tprediction\n" + "".join(rows))
+    return archive, notices

@@ -1,0 +1,204 @@
+"""Predictions for texts: outputs of a head, their names, and ``amos classify --predict``, which labels the rows of a table."""
+
+import itertools
+import json
+import threading
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from fairseq.data import ListDataset
+from scipy.special import softmax
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from amos_fairseq.checkpoints.read import LoadedCheckpoint, load_checkpoint
+from amos_fairseq.downstream.labeled_task import TASK_FILE, check_labels
+from amos_fairseq.downstream.model import TEXT_HEAD
+from amos_fairseq.downstream.texts.dataset import UNKNOWN_CLASS, ShortenedTexts, join_texts, read_task_record
+from amos_fairseq.downstream.texts.prepare import NAME
+from amos_fairseq.downstream.texts.scores import predictions_of
+from amos_fairseq.errors import UserError
+from amos_fairseq.experiments.benchmark import batches
+from amos_fairseq.experiments.records import best_model, best_run_of
+from amos_fairseq.files import csv_lines, explain_write_errors, whole_file
+from amos_fairseq.inputs.file_kinds import CSV, TSV, kind_of
+from amos_fairseq.inputs.input_files import TableFile
+from amos_fairseq.inputs.rows import BEGIN_WITH_A_QUOTE, check_columns, present_texts, texts_of
+from amos_fairseq.output.terminal import progress_bar, say
+
+PREDICTION, PROBABILITY = "prediction", "probability"  # the columns that are added
+SUFFIXES = (".tsv", ".csv", ".jsonl")
+ROWS_AT_ONCE = 10_000  # in memory
+UNKNOWN_NAME = "<unknown>"  # a class that the training set lacks, among the labels of dev
+
+
+def name_predictions(kind: str, labels: Sequence[str], values: np.ndarray) -> list[Any]:
+    """Return predictions or targets as plain values: the name of a class, a list of labels, or a number."""
+    if kind == "number":
+        return [float(f"{value:.9g}") for value in values]  # float32 has no more digits
+    if kind == "classes":
+        return [UNKNOWN_NAME if value == UNKNOWN_CLASS else labels[value] for value in values.tolist()]
+    return [[labels[index] for index in np.flatnonzero(row)] for row in values]
+
+
+def spell_predictions(kind: str, labels: Sequence[str], values: np.ndarray) -> list[str]:
+    """Return predictions or targets as cells of a table: names as they are, numbers and lists of names as JSON."""
+    cells = name_predictions(kind, labels, values)
+    return [cell if isinstance(cell, str) else as_json(cell) for cell in cells]
+
+
+def predict_logits(
+    loaded: LoadedCheckpoint, sequences: Sequence[Tensor], device: str, stop: threading.Event, task: str = TEXT_HEAD
+) -> np.ndarray:
+    """Return the outputs of a head for texts, N LongTensors [L]: [N, outputs] float64, of a regression in the unit of its
+    values. ``task``: the one whose head it is, where there are several."""
+    heads = getattr(loaded.model, "classification_heads", {})
+    head = TEXT_HEAD if TEXT_HEAD in heads else task
+    if not heads:
+        raise UserError(f"{loaded.file} has no head for texts: give the --out of amos classify")
+    if head not in heads:
+        raise UserError(f"{loaded.file} has no head for {task} (it has {', '.join(heads)})")
+    model = loaded.model.to(device)
+    logits = np.empty((len(sequences), heads[head].output.out_features))
+    for indices in batches([len(tokens) for tokens in sequences], stop):
+        rows = [sequences[i] for i in indices]
+        tokens, lengths = pad_sequence(rows, True, loaded.dictionary.pad()).to(device), [len(row) for row in rows]
+        with torch.inference_mode():
+            output, _ = model(tokens, classification_head_name=head, lengths=lengths)
+        logits[indices] = output.float().cpu().numpy()
+    if not np.isfinite(logits).all():
+        raise UserError(f"{loaded.file} predicts numbers that are not finite: train it with a lower --lr")
+    return logits
+
+
+def label_table(
+    results: Path,
+    file: Path,
+    out: Path,
+    texts: Sequence[str] | None,
+    no_header: bool,
+    csv_quotes: bool,
+    device: str,
+    stop: threading.Event,
+) -> int:
+    """Write the rows of ``file`` to ``out`` with ``prediction`` and, for classes, ``probability``; return their number.
+
+    Each row is one of ``out``. The added columns of a row without text are empty, and all columns of a row with another number
+    of them. Header and quotes are those of the table that ``results``, the OUT of ``amos classify``, was trained on.
+    """
+    if out.suffix.lower() not in SUFFIXES:
+        raise UserError(f"--out {out}: with --predict it is a file: give a name that ends with {', '.join(SUFFIXES)}")
+    checkpoint = best_model(results, "classify", best_run_of(results, NAME))
+    record = read_task_record(checkpoint.parent, "repeat amos classify with another --out")
+    has_no_names = kind_of(file) in (TSV, CSV) and not record.get("header", True)
+    table = TableFile(
+        file, not (no_header or has_no_names), csv_quotes or record.get("csv_quotes", False), all_keys=True
+    )
+    trained_on = record.get("text_columns")
+    if not trained_on:
+        raise UserError(f"{checkpoint.parent} does not say on which columns it was trained: repeat amos classify")
+    texts = texts or trained_on
+    check_columns(table, texts, None)
+    if len(texts) != len(trained_on):
+        raise UserError(f"--text {' '.join(texts)}: the model was trained on {len(trained_on)} columns")
+    added = [PREDICTION, PROBABILITY] if record["kind"] == "classes" else [PREDICTION]
+    if taken := set(added) & set(table.columns):
+        raise UserError(f"{file} has a column {taken.pop()!r}, which is added here: rename it")
+    loaded = load_checkpoint(checkpoint)
+    check_labels(loaded, TEXT_HEAD, record["kind"], record["labels"], checkpoint.parent / TASK_FILE)
+    quotes_are_ordinary = table.kind == TSV and not (csv_quotes or record.get("csv_quotes", False))
+    counted: Counter[str] = Counter()
+    num_rows = 0
+
+    def labeled_rows() -> Iterator[dict[str, Any]]:
+        nonlocal num_rows
+        rows = rows_in_order(table)
+        while chunk := list(itertools.islice(rows, ROWS_AT_ONCE)):
+            inputs = [present_texts(texts_of(values, texts, f"{file}, line {number}")) for number, values in chunk]
+            predicted = iter(())
+            if with_text := list(filter(any, inputs)):
+                encoded = encode(loaded, with_text)
+                logits = predict_logits(loaded, [encoded[index] for index in range(len(with_text))], device, stop)
+                predicted = predicted_cells(record, logits)
+                counted[f"rows of more than {loaded.model.max_positions()} tokens are cut"] += encoded.num_cut
+            for (_, values), row in zip(chunk, inputs, strict=True):
+                yield values | (next(predicted) if any(row) else dict.fromkeys(added))
+            num_rows += len(chunk)
+            if quotes_are_ordinary:
+                counted[BEGIN_WITH_A_QUOTE] += sum(any(text.startswith('"') for text in row) for row in inputs)
+            counted["pairs have one empty text"] += sum(any(row) and not all(row) for row in inputs)
+            counted["rows have no text: their prediction is empty"] += len(chunk) - len(with_text)
+            bar.update(len(chunk))
+
+    with (
+        explain_write_errors(out, "make room, permit writing, or give another --out"),
+        whole_file(str(out)) as unfinished,
+        open(unfinished, "w", encoding="utf-8", newline="") as stream,
+        progress_bar(None, "label", "row", delay=2) as bar,
+    ):
+        stream.writelines(table_lines(out.suffix.lower(), [*table.columns, *added], labeled_rows()))
+    counted["rows have no text: their prediction is empty"] -= len(table.broken_lines)
+    counted["rows have another number of columns: all their columns are empty"] = len(table.broken_lines)
+    counted["lines are blank and left out"] = table.num_blank_lines
+    for what, count in (+counted).items():  # those above 0
+        say(f"{file}: {count:,} {what}", "classify")
+    return num_rows
+
+
+def rows_in_order(table: TableFile) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield each row of a table with its number; one with another number of columns has no values."""
+    num_broken = 0
+    for number, values in itertools.chain(table.rows(), [(0, None)]):
+        for line in table.broken_lines[num_broken:]:
+            yield line, dict.fromkeys(table.columns)
+        num_broken = len(table.broken_lines)
+        if values is not None:
+            yield number, values
+
+
+def encode(loaded: LoadedCheckpoint, inputs: Sequence[tuple[str, ...]]) -> ShortenedTexts:
+    dictionary, texts = loaded.dictionary, []
+    for column in zip(*inputs, strict=True):
+        lines = loaded.tokenizer.encode_lines(list(column))
+        tokens = [torch.tensor([*map(dictionary.index, pieces), dictionary.eos()]) for pieces in lines]
+        texts.append(ListDataset(tokens, np.array([len(line) for line in tokens])))
+    return ShortenedTexts(join_texts(texts, dictionary.bos(), loaded.separator), loaded.model.max_positions())
+
+
+def predicted_cells(record: Mapping[str, Any], logits: np.ndarray) -> Iterator[dict[str, Any]]:
+    """Yield the columns that are added to each row of ``logits`` [N, outputs]."""
+    kind = record["kind"]
+    for row, name in zip(logits, name_predictions(kind, record["labels"], predictions_of(kind, logits)), strict=True):
+        probability = {PROBABILITY: round(float(softmax(row).max()), 6)} if kind == "classes" else {}
+        yield {PREDICTION: name} | probability
+
+
+def table_lines(suffix: str, columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield the lines of a table: JSON lines, or CSV, with tabs for .tsv, in which lists and objects are JSON.
+
+    In all of them a decimal number keeps its digits as text, NaN is missing (null, or an empty cell), and the infinities are
+    the texts Infinity and -Infinity, because JSON has neither.
+    """
+    plain_rows = ({name: without_nan(row[name]) for name in columns} for row in rows)
+    if suffix == ".jsonl":
+        return (f"{as_json(row)}\n" for row in plain_rows)
+    cells = ([as_json(cell) if isinstance(cell, list | dict) else cell for cell in row.values()] for row in plain_rows)
+    return csv_lines(itertools.chain([columns], cells), "\t" if suffix == ".tsv" else ",")
+
+
+def as_json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, default=str)  # str: of Decimal
+
+
+def without_nan(value: Any) -> Any:
+    if isinstance(value, list):
+        return [without_nan(each) for each in value]
+    if isinstance(value, dict):
+        return {key: without_nan(each) for key, each in value.items()}
+    if not isinstance(value, float) or np.isfinite(value):
+        return value
+    return None if np.isnan(value) else json.dumps(value)

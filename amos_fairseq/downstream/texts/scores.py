@@ -1,0 +1,118 @@
+"""Predictions and scores of texts with a class, several labels, or a number."""
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+import torch
+
+from amos_fairseq.downstream.texts.glue.tasks import AVERAGED, TASKS
+
+SCORES = {
+    "classes": ("accuracy", "macro_f1", "matthews"),
+    "labels": ("micro_f1", "macro_f1"),
+    "number": ("spearman", "pearson", "mse"),
+}
+# The score that selects the best checkpoint and seed.
+MAIN_SCORES = {"classes": "accuracy", "labels": "micro_f1", "number": "spearman"}
+
+
+def main_score(task: str, kind: str) -> str:
+    """Return the main score of a task: GLUE's own, else that of its kind of label."""
+    return TASKS[task].main_score if task in TASKS else MAIN_SCORES[kind]
+
+
+def average_score(scores: Mapping[str, float]) -> float:
+    """Return the mean of the main scores of tasks: of those in GLUE's average, or of all if none of them is."""
+    return fmean([score for task, score in scores.items() if task in AVERAGED] or scores.values())
+
+
+def predictions_of(kind: str, logits: Any) -> Any:
+    """Return what a model predicts.
+
+    Args:
+        kind: classes, labels or number.
+        logits: array or tensor [N, outputs]; of numbers [N, 1], in the unit of the label.
+
+    Returns:
+        As ``logits``: classes [N] int64; labels [N, num_labels] bool, those of a probability above 0.5; numbers [N].
+    """
+    if kind == "classes":
+        return logits.argmax(1)
+    return logits > 0 if kind == "labels" else logits[:, 0]
+
+
+def text_scores(kind: str, predictions: np.ndarray, targets: np.ndarray) -> dict[str, float]:
+    """Compute the scores of scikit-learn and scipy, in percent, except for the mean squared error.
+
+    Args:
+        predictions, targets: see :func:`predictions_of`. A class among the targets that is no class of the model is wrong.
+
+    Returns:
+        :data:`SCORES` of the kind. ``macro_f1`` is the mean over the classes or labels that are present or predicted.
+    """
+    # scikit-learn takes a second to import, and training needs it only where it validates.
+    from scipy.stats import pearsonr, spearmanr
+    from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef, mean_squared_error
+
+    if kind == "number":
+        return {
+            "spearman": 100 * correlation(spearmanr, predictions, targets),
+            "pearson": 100 * correlation(pearsonr, predictions, targets),
+            "mse": float(mean_squared_error(targets, predictions)),
+        }
+    if kind == "classes":
+        return {
+            "accuracy": 100 * float(accuracy_score(targets, predictions)),
+            "macro_f1": 100 * float(f1_score(targets, predictions, average="macro", zero_division=0)),
+            "matthews": 100 * float(matthews_corrcoef(targets, predictions)),
+        }
+    return label_scores(label_counts(predictions, targets))
+
+
+def task_scores(task: str, kind: str, predictions: np.ndarray, labels: np.ndarray) -> dict[str, float]:
+    """Return the scores of a task: those of :func:`text_scores`, or for a task of GLUE its own, for MRPC and QQP also ``f1`` of
+    the positive class."""
+    scores = text_scores(kind, predictions, labels)
+    if task not in TASKS:
+        return scores
+    if "f1" in TASKS[task].scores:
+        from sklearn.metrics import f1_score  # takes a second to import
+
+        # 0 if neither labels nor predictions have a paraphrase, as for any model that finds none.
+        scores["f1"] = 100 * float(f1_score(labels, predictions, pos_label=1, zero_division=0))
+    return {name: scores[name] for name in TASKS[task].scores}
+
+
+def label_counts(predictions: Any, targets: Any) -> Any:
+    """Count, for each label, the rows where it is right, predicted, and present: [3, num_labels] int64, of the type of the
+    arguments, arrays or tensors [N, num_labels] bool."""
+    stacked = torch.stack if torch.is_tensor(predictions) else np.stack
+    return stacked([(predictions & targets).sum(0), predictions.sum(0), targets.sum(0)])
+
+
+def label_scores(counts: np.ndarray) -> dict[str, float]:
+    """Return F1 = 2 right / (predicted + present) in percent, of the sums over all labels (micro), and its mean over the
+    labels that are present or predicted (macro), as scikit-learn does; 0 if there are none."""
+    right, either = counts[0], counts[1] + counts[2]
+    used = either > 0
+    if not used.any():
+        return {"micro_f1": 0.0, "macro_f1": 0.0}
+    micro, macro = 2 * right.sum() / either.sum(), np.mean(2 * right[used] / either[used])
+    return {"micro_f1": 100 * float(micro), "macro_f1": 100 * float(macro)}
+
+
+def correlation(measure: Callable[..., Sequence[Any]], predictions: np.ndarray, labels: np.ndarray) -> float:
+    """Compute one of scipy's correlations; 0 if one side is constant, where it is undefined.
+
+    scikit-learn's Matthews correlation does the same. A model that predicts one value for all inputs has learned nothing,
+    and its seed must count in the median.
+    """
+    if np.ptp(predictions) == 0 or np.ptp(labels) == 0:
+        return 0.0
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # scipy warns about nearly constant values, and returns a number
+        value = float(measure(predictions, labels)[0])
+    return value if np.isfinite(value) else 0.0

@@ -1,0 +1,175 @@
+"""Predictions of training rows: what ``--write-train`` writes, and what ``--teachers`` reads to train another model with.
+
+``TASK.tsv`` has a row for each training row, in their order: its number from 0 on, and the probability of each label, or the
+number that is predicted for it. ``TASK.json`` beside it says which rows they are, and has the sha256 of the table.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy.special import expit, softmax
+
+from amos_fairseq.downstream.texts.command import TextData
+from amos_fairseq.downstream.texts.task import ANNEALED, gold_weight_of
+from amos_fairseq.errors import UserError
+from amos_fairseq.experiments.records import checked_file, content_sha256, read_results, summarize
+from amos_fairseq.files import check_claim, file_sha256, json_text, write_text
+from amos_fairseq.inputs.input_files import TableFile
+from amos_fairseq.strangers import finite_number
+
+INDEX, NUMBER = "index", "score"  # columns
+FOLDER = "train"  # in the directory of a run
+MULTI = "multi"  # the name of the run of all tasks
+ROUNDING = 1e-3  # tolerance for a probability: files have three decimals or more
+
+
+def columns_of(data: TextData) -> list[str]:
+    """Return the columns beside the index: the labels, or one for a number."""
+    names = data.label_names or [NUMBER]
+    if INDEX in names:
+        raise UserError(f"{data.name} has a label called {INDEX!r}, as a column of the predictions: rename the label")
+    return names
+
+
+def write_train_predictions(directory: Path, data: TextData, logits: np.ndarray) -> None:
+    """Write ``TASK.tsv`` and ``TASK.json``; ``logits``: [N, outputs] in the order of the training rows."""
+    kind = data.record["kind"]
+    values = softmax(logits, axis=1) if kind == "classes" else expit(logits) if kind == "labels" else logits
+    lines = ("\t".join([str(index), *(f"{value:.7g}" for value in row)]) for index, row in enumerate(values))
+    directory.mkdir(exist_ok=True)
+    file = directory / f"{data.name}.tsv"
+    write_text(file, "\n".join(["\t".join([INDEX, *columns_of(data)]), *lines, ""]))
+    write_text(file.with_suffix(".json"), json_text(data.rows_identity() | {"sha256": file_sha256(file)}))
+
+
+def has_train_predictions(directory: Path, task: str) -> bool:
+    return (directory / FOLDER / f"{task}.json").is_file()
+
+
+def read_predictions(file: Path, data: TextData) -> tuple[np.ndarray, str]:
+    """Return the predictions of another model for the training rows of ``data``, [rows, outputs] float32, and the sha256 of
+    the file."""
+    table = TableFile(file)
+    # Other programs need not write this record.
+    sha256, problem = file_sha256(file), f"{file} is for other rows, or was changed"
+    advice = "give the same files and --max-rows, or write it again with --write-train"
+    check_claim(file.with_suffix(".json"), data.rows_identity() | {"sha256": sha256}, problem, advice)
+    kind, names, rows = data.record["kind"], columns_of(data), data.num_train
+    if sorted(table.columns) != sorted([INDEX, *names]):
+        raise UserError(f"{file} has the columns {', '.join(table.columns)}, the task {INDEX}, {', '.join(names)}")
+    values: list[list[float]] = []
+    for line, row in table.rows():
+        where = f"{file}, line {line}"
+        try:
+            numbers = [finite_number(float(row[name])) for name in names]
+            index = int(row[INDEX])
+        except ValueError as error:
+            raise UserError(f"{where}: {error}: each row needs an index and finite numbers") from error
+        if index != len(values) or index >= rows:
+            raise UserError(f"{where} is row {index}, expected were {rows:,} rows from 0 on, in the order of training")
+        values.append(numbers)
+    if table.broken_lines:
+        raise UserError(f"{file}, line {table.broken_lines[0]} has another number of columns: correct it")
+    if len(values) != rows:
+        raise UserError(f"{file} has {len(values):,} rows, the training set {rows:,}: give predictions for these rows")
+    array = np.array(values)
+    if kind != "number":
+        array = _checked_probabilities(file, kind, array)
+    return array.astype(np.float32), sha256
+
+
+def _checked_probabilities(file: Path, kind: str, values: np.ndarray) -> np.ndarray:
+    """Return probabilities [rows, labels], those of classes with the sum 1."""
+    if values.min() < 0 or values.max() > 1 + ROUNDING:
+        raise UserError(f"{file} has values that are no probabilities, from 0 to 1: give those of each label")
+    if kind == "labels":
+        return values.clip(max=1)
+    sums = values.sum(axis=1)
+    worst = int(np.abs(sums - 1).argmax())
+    if abs(sums[worst] - 1) > ROUNDING * values.shape[1]:
+        raise UserError(f"{file}, row {worst}: the probabilities have the sum {sums[worst]:.4g}, not 1")
+    return values / sums[:, None]
+
+
+@dataclass
+class Teachers:
+    """The predictions that train beside the labels; :func:`read_teachers` finds them.
+
+    Attributes:
+        files: the predictions of each task by seed; None for those of all seeds.
+        gold_weight: value of ``--gold-weight`` of ``fairseq-train``.
+        ensemble: take the mean of all seeds; else each seed learns from the same seed.
+    """
+
+    folder: Path
+    files: dict[str, dict[int | None, Path]]
+    gold_weight: str
+    ensemble: bool
+    _read: dict[Path, tuple[np.ndarray, str]] = field(default_factory=dict)  # each file is read once
+
+    def _predictions_for(self, data: TextData, seed: int) -> list[tuple[np.ndarray, str]]:
+        """Return what :func:`read_predictions` returns of each file that a run learns from."""
+        of_seeds = self.files.get(data.name)
+        if of_seeds is None:
+            known = ", ".join(self.files)
+            raise UserError(f"--teachers {self.folder} has no predictions for {data.name} (it has {known})")
+        if self.ensemble:
+            files = list(of_seeds.values())
+        elif seed in of_seeds or None in of_seeds:
+            files = [of_seeds.get(seed) or of_seeds[None]]
+        else:
+            seeds = ", ".join(map(str, sorted(of_seeds)))
+            problem = f"has predictions for {data.name} of the seeds {seeds} and none of seed {seed}"
+            raise UserError(f"--teachers {self.folder} {problem}: give --seeds {max(of_seeds)}, or --ensemble")
+        for file in files:
+            if file not in self._read:
+                self._read[file] = read_predictions(file, data)
+        return [self._read[file] for file in files]
+
+    def predictions(self, data: TextData, seed: int) -> np.ndarray:
+        """Return the mean of the predictions that a run of this seed learns from: [N, outputs] float32."""
+        arrays = [array for array, _ in self._predictions_for(data, seed)]
+        return np.mean(arrays, axis=0, dtype=np.float64).astype(np.float32)
+
+    def identity(self, tasks: Sequence[TextData], seed: int) -> dict[str, Any]:
+        """Return what of the teachers determines the result of a run, as plain values."""
+        read = {data.name: [sha256 for _, sha256 in self._predictions_for(data, seed)] for data in tasks}
+        return {"gold_weight": self.gold_weight, "teachers_sha256": content_sha256(read)}
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What all runs with these teachers share, as plain values."""
+        return {"folder": self.folder.name, "ensemble": self.ensemble, "gold_weight": self.gold_weight}
+
+    def note(self) -> str:
+        weight = "from 0 to 1 over the updates" if self.gold_weight == ANNEALED else self.gold_weight
+        which = "the mean of all seeds" if self.ensemble else "each seed by the same seed"
+        if all(None in of_seeds for of_seeds in self.files.values()):
+            which = "one for all seeds"
+        return f"taught by {self.folder.name}, {which}; weight of the labels: {weight}"
+
+
+def read_teachers(folder: Path, gold_weight: str | None, ensemble: bool = False) -> Teachers:
+    """Find the teachers in ``--out`` of ``amos glue --write-train``, or in a folder of ``TASK.tsv``."""
+    weight = ANNEALED if gold_weight in (None, ANNEALED) else str(gold_weight_of(gold_weight))
+    if not folder.is_dir():
+        raise UserError(f"--teachers {folder} is no directory: give an --out of amos glue, or a folder of TASK.tsv")
+    results, files = read_results(folder), {}
+    summaries = summarize(results)
+    for result in results:
+        if result.trial == summaries[result.task].trial:
+            for file in sorted((folder / result.directory / FOLDER).glob("*.tsv")):
+                # The model of a single task is preferred to that of all tasks.
+                if result.task == file.stem or file.stem not in summaries:
+                    checked_file(folder / result.directory, result, f"{FOLDER}/{file.name}")
+                    files.setdefault(file.stem, {})[result.seed] = file
+    for file in sorted(folder.glob("*.tsv")):
+        files.setdefault(file.stem, {None: file})
+    if not files:
+        raise UserError(f"--teachers {folder} holds no predictions of training rows: make them with --write-train")
+    if ensemble and all(len(of_task) == 1 for of_task in files.values()):
+        raise UserError(f"--ensemble: {folder} has one teacher for each task: leave it out")
+    return Teachers(folder.resolve(), files, weight, ensemble)

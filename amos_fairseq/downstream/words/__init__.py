@@ -1,0 +1,1 @@
+"""Labels of words (tagging), trees of words (parsing), and cross-view training on unlabeled sentences."""

@@ -1,0 +1,479 @@
+"""``amos tag``: labels of words, trained by the task ``sequence_tagging``."""
+
+import argparse
+import dataclasses
+import json
+import os
+import shlex
+import threading
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+
+import numpy as np
+import torch
+from fairseq.models import BaseFairseqModel
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from amos_fairseq.checkpoints.read import LoadedCheckpoint, load_checkpoint
+from amos_fairseq.downstream.labeled_task import AVERAGE, TASK_FOLDER, check_labels
+from amos_fairseq.downstream.mixed_tasks import SAMPLING_EXPONENT, check_epoch, note_on_shares, rows_per_epoch
+from amos_fairseq.downstream.words.dataset import (
+    LABELS_FILE,
+    NUM_SPECIAL,
+    OF_WORDS,
+    Column,
+    TaggedSentences,
+    WordSequences,
+    columns_by_head,
+    pad_words,
+    read_labels,
+    word_head_name,
+    words_that_fit,
+)
+from amos_fairseq.downstream.words.prepare import WordSource, prepare_tagging_inside
+from amos_fairseq.downstream.words.views import (
+    CROSS_VIEWS,
+    FULL,
+    TAGGING_VIEWS,
+    WORD_DROPOUT,
+    check_encoder_learns,
+    parse_views,
+)
+from amos_fairseq.errors import UserError
+from amos_fairseq.experiments.benchmark import (
+    Benchmark,
+    BenchmarkTask,
+    TaskRun,
+    batches,
+    export_notice,
+    selection_flags,
+    usable_folder,
+)
+from amos_fairseq.experiments.linear import FrozenInput, linear_predictions, rows_to_fit
+from amos_fairseq.experiments.recipes import FOR_VIEWS, WORDS, Hyperparameters, different
+from amos_fairseq.experiments.records import (
+    Baselines,
+    RunResult,
+    Summaries,
+    TaskSummary,
+    best_model,
+    best_run,
+    best_run_of,
+    content_sha256,
+    divide,
+    read_results,
+    summarize_divided,
+)
+from amos_fairseq.experiments.runner import run_and_print, stoppable
+from amos_fairseq.experiments.session import Session, find_devices, preparing, session_from
+from amos_fairseq.files import explain_write_errors, write_text
+from amos_fairseq.inputs.schemes import main_score, scores
+from amos_fairseq.inputs.sentences import (
+    MANIFEST,
+    RAW_TEXT,
+    TASK_PREFIX,
+    UNLABELED,
+    Sentence,
+    WordFile,
+    join_unspaced_words,
+)
+from amos_fairseq.inputs.splits import held_out_note, seen_note
+from amos_fairseq.inputs.word_files import read_sentences
+from amos_fairseq.setting_checks import as_flags
+from amos_fairseq.strangers import read_json
+
+PREDICTIONS = "predictions.txt"
+SCORES = "scores.json"
+# In the order of the table; labels that do not mark spans have only accuracy.
+SCORE_NAMES = {"f1": "span F1", "precision": "precision", "recall": "recall", "accuracy": "accuracy"}
+AND = ","  # between the columns of a run; no column has it in its name
+OF = " of "  # between a column and those that were learned with it
+
+
+def main(arguments: argparse.Namespace) -> None:
+    if arguments.predict is not None:
+        files = (Path(arguments.checkpoint), arguments.predict, Path(arguments.out))
+        chosen = (arguments.column, arguments.columns, find_devices(arguments.cpu)[0])
+        print(stoppable(label_file, *files, *chosen))
+        return
+    session = session_from(arguments, Tagging.name)
+    if arguments.data is not None:
+        data = list(map(Path, arguments.data))
+    else:
+        check_unlabeled(session, TAGGING_VIEWS, arguments.unlabeled)
+        with preparing(session, Tagging.name) as tokenizer:
+            data = [prepare_tagging_inside(session.out, WordSource.of(arguments), tokenizer)]
+    run_and_print(arguments.out, open_tagging(session, data, arguments.sampling_exponent))
+
+
+@dataclass(frozen=True)
+class ColumnData:
+    """The prepared data of a column of labels; ``unlabeled`` is for views, and ``words`` are those of ``dev``."""
+
+    column: Column
+    train: TaggedSentences
+    dev: TaggedSentences
+    unlabeled: WordSequences | None
+    words: list[list[str]]
+
+    @classmethod
+    def open(
+        cls, session: Session, column: Column, with_views: bool, data_set: type[TaggedSentences] = TaggedSentences
+    ) -> "ColumnData":
+        session.checkpoint.check_tokenizer(column.directory / "tokenizer")
+        max_tokens = session.checkpoint.max_positions
+        train, dev = (
+            data_set(column.directory, split, len(column.labels), max_tokens, training=split == "train")
+            for split in ("train", "valid")
+        )
+        unlabeled = None
+        if with_views and column.has_unlabeled:
+            unlabeled = WordSequences(column.directory, UNLABELED, max_tokens, training=True)
+        words = column.read_words("valid")
+        if list(map(len, words)) != [len(dev.labels(index)) for index in range(len(dev))]:
+            problem = f"{column.directory}: valid.words.jsonl does not belong to the labels"
+            raise UserError(f"{problem}: prepare the data again")
+        return cls(column, train, dev, unlabeled, words)
+
+    def score(self, predicted: Iterable[Sequence[int]]) -> dict[str, float]:
+        counts: Counter[str] = Counter()
+        for index, labels in enumerate(predicted):
+            counts.update(self.column.count(self.dev.labels(index), labels))
+        return scores(counts)
+
+    def constant(self) -> Baselines:
+        """Return the scores of the most frequent label of the training words for every word of dev."""
+        labels = Counter(label for index in range(len(self.train)) for label in self.train.labels(index))
+        most, lengths = labels.most_common(1)[0][0], [len(words) for words in self.words]
+        name = f"most frequent label ({self.column.labels[most]})"
+        return Baselines(sum(lengths), {name: self.score([most] * length for length in lengths)})
+
+    def linear(self, checkpoint: Path, device: str, stop: threading.Event) -> dict[str, float]:
+        """Return the scores of a linear model on the states that the head reads."""
+        chosen = rows_to_fit(len(self.train), self.train.num_words)
+        train, dev = [self.train[row] for row in chosen], [self.dev[row] for row in range(len(self.dev))]
+        targets = [np.array(sentence["labels"][: len(sentence["positions"])]) for sentence in train]
+        train_inputs, dev_inputs = (
+            [FrozenInput(sentence["tokens"], sentence["positions"]) for sentence in split] for split in (train, dev)
+        )
+        predicted = linear_predictions(checkpoint, "classes", train_inputs, targets, dev_inputs, device, stop)
+        return self.score(map(list, predicted))
+
+    def notes(self, max_tokens: int, of_cut: str = "counted as wrong") -> Iterator[str]:
+        """Yield a note for dev sentences that train too, and for each split of which sentences are cut; ``of_cut``: how words
+        of the dev set count that are."""
+        if self.column.held_out:
+            yield held_out_note(len(self.dev), len(self.train), "sentences", self.column.held_out)
+        if self.column.seen:
+            yield seen_note(self.column.seen, len(self.dev), "sentences")
+        for name, sentences in (("training", self.train), ("dev", self.dev), ("unlabeled", self.unlabeled)):
+            if sentences is not None and sentences.cut_words:
+                counted = f", and {of_cut}" if sentences is self.dev else ""
+                yield (
+                    f"{sentences.cut_words:,} of {sentences.num_words:,} {name} words are cut from "
+                    f"{sentences.cut_sentences:,} sentences of more than {max_tokens} tokens{counted}"
+                )
+
+
+def open_tagging(session: Session, data: Sequence[Path], exponent: float = SAMPLING_EXPONENT) -> "Tagging":
+    """Read the prepared data of one column of labels, or of several, which one model learns together.
+
+    ``exponent``: that of the columns' shares in an epoch (:func:`rows_per_epoch`).
+    """
+    if session.out in [directory.resolve() for directory in data]:
+        raise UserError(f"--out {session.out} is the directory of the data, which has a tagging.json too: give another")
+    columns = columns_by_head(map(usable_folder, data))
+    trials = word_trials(session, TAGGING_VIEWS, any(column.has_unlabeled for column in columns.values()), len(columns))
+    with_views = any(trial.views for trial in trials)
+    opened = {column.name: ColumnData.open(session, column, with_views) for column in columns.values()}
+    max_tokens = session.checkpoint.max_positions
+    notes = [f"{name}: {note}" for name, of_column in opened.items() for note in of_column.notes(max_tokens)]
+    name, first = TASK_PREFIX + AND.join(opened), next(iter(opened.values()))
+    if len(opened) == 1:
+        task = BenchmarkTask(name, len(first.train), first.column.main_score, first.column.sha256, trials, tuple(notes))
+    else:
+        num_rows = sum(rows_per_epoch([len(of_column.train) for of_column in opened.values()], exponent))
+        check_epoch(num_rows, max(trial.batch_size for trial in trials))
+        sha256 = content_sha256({name: of_column.column.sha256 for name, of_column in opened.items()})
+        notes = [*(f"{AND.join(opened)}: {note}" for note in note_on_shares(exponent)), *notes]
+        task = BenchmarkTask(name, num_rows, AVERAGE, sha256, trials, tuple(notes), exponent)
+    return Tagging(session, first.column.directory, {name: task}, opened)
+
+
+@dataclass
+class Tagging(Benchmark):
+    """Labels of words. The single task, such as ``tagging-upos``, has one column or several (``opened``, by name). The table
+    has a row for each column that has results in OUT."""
+
+    session: Session
+    data: Path
+    tasks: dict[str, BenchmarkTask]
+    opened: dict[str, ColumnData]
+
+    name = "tagging"
+    title = "Sequence tagging, dev"
+    columns = SCORE_NAMES
+    trained_as, section = "sequence_tagging", WORDS
+    only_trains = (CROSS_VIEWS,)
+    unit = "words"
+
+    def train_flags(self, run: TaskRun) -> list[str]:
+        directories = os.pathsep.join(str(opened.column.directory) for opened in self.opened.values())
+        smoothing = ["--label-smoothing", str(run.hyperparameters.label_smoothing)]
+        flags = [directories, *word_flags(run, self.session), *smoothing]
+        exponent = run.task.sampling_exponent
+        return flags if exponent is None else [*flags, "--sampling-exponent", str(exponent)]
+
+    def evaluate(self, task: str, checkpoint: Path, device: str, stop: threading.Event) -> dict[str, float]:
+        """Return the scores of the dev set, and write ``predictions.txt`` and ``scores.json``. Of several columns there are
+        those of each, with its name before theirs, and the ``average`` of their main scores.
+
+        A line of predictions.txt is a word, its label and the prediction, separated by tabs, because words and labels may
+        contain spaces; a word that is cut has the prediction O, or ``<cut>`` where labels are classes of words.
+        """
+        model, directory = load_checkpoint(checkpoint).model, checkpoint.parent
+        all_scores: dict[str, float] = {}
+        for name, opened in self.opened.items():
+            file_prefix, score_prefix = (f"{name}.", f"{name} ") if len(self.opened) > 1 else ("", "")
+            counts, lines = predict_column(opened, model, device, stop)
+            of_column = scores(counts)
+            write_text(directory / f"{file_prefix}{PREDICTIONS}", "\n".join(lines) + "\n")
+            write_text(directory / f"{file_prefix}{SCORES}", json.dumps(of_column | counts, indent=1) + "\n")
+            all_scores |= {score_prefix + score: value for score, value in of_column.items()}
+        if len(self.opened) == 1:
+            return all_scores
+        mains = (all_scores[f"{name} {opened.column.main_score}"] for name, opened in self.opened.items())
+        return {AVERAGE: fmean(mains)} | all_scores
+
+    def summarize(self, results: Sequence[RunResult]) -> tuple[Sequence[RunResult], dict[str, TaskSummary]]:
+        """Return a result for each column of each run. Trial and best run of several columns are those of their average."""
+        results = [result for result in results if result.task.startswith(TASK_PREFIX)]
+        return summarize_divided(results, results_of_columns)
+
+    def label(self, task: str) -> str:
+        return task.removeprefix(TASK_PREFIX)
+
+    def tasks_of_columns(self) -> dict[str, ColumnData]:
+        """Return each column by the task of its summary."""
+        return {task_of_column(name, list(self.opened)): column for name, column in self.opened.items()}
+
+    def constants(self) -> dict[str, Baselines]:
+        return {task: column.constant() for task, column in self.tasks_of_columns().items()}
+
+    def linear_scores(self, stop: threading.Event) -> dict[str, dict[str, float]]:
+        file, device = self.session.checkpoint.file, self.session.devices[0]
+        return {task: column.linear(file, device, stop) for task, column in self.tasks_of_columns().items()}
+
+    def write_more(self, summaries: Summaries, stop: threading.Event) -> tuple[Sequence[Path], Sequence[str]]:
+        out = self.session.out
+        command = f"amos tag --checkpoint {shlex.quote(str(out))} --predict FILE --out LABELS"
+        best_runs = {task: best_run_of(out, task) for task in self.tasks}  # of several columns by their average
+        exports = [
+            line for task, best in best_runs.items() for line in export_notice(out, best, " --head ALL" * (AND in task))
+        ]
+        return (), (f"to label other words: {command}", *exports)
+
+    def notes(self, results: Sequence[RunResult], summaries: Summaries) -> Iterator[str]:
+        if any("f1" in summary.scores for summary in summaries.values()):
+            yield "a span is right if its type and both ends are (conlleval's rules, computed by seqeval)"
+
+
+def task_of_column(name: str, names: Sequence[str]) -> str:
+    """Return the task of a column of a run that has learned the columns ``names``."""
+    return f"{TASK_PREFIX}{name}" if len(names) == 1 else f"{TASK_PREFIX}{name}{OF}{AND.join(names)}"
+
+
+def results_of_columns(result: RunResult) -> list[RunResult]:
+    """Return the results of the columns of a run; that of a single column as it is."""
+    names = result.task.removeprefix(TASK_PREFIX).split(AND)
+    if len(names) == 1:
+        return [result]
+    main_scores = {name: main_score(f"{name} f1" in result.scores) for name in names}
+    return [
+        dataclasses.replace(of_column, task=task_of_column(of_column.task, names))
+        for of_column in divide(result, main_scores)
+    ]
+
+
+def word_trials(
+    session: Session, views: Sequence[str], with_unlabeled: bool, num_columns: int = 1
+) -> tuple[Hyperparameters, ...]:
+    """Return the settings of a recipe for words, without those that have no effect; a flag for views without effect is refused.
+
+    Args:
+        views: those of the head.
+        with_unlabeled: whether there are sentences without labels.
+        num_columns: of labels, which the model has heads for.
+    """
+    trials = []
+    for settings in session.recipe.trials_of(WORDS):
+        chosen = parse_views(settings.views, views)
+        if chosen and not with_unlabeled:
+            raise UserError(f"--views {settings.views} needs sentences without labels: give them with --unlabeled")
+        if chosen:
+            check_encoder_learns(settings.freeze_encoder)
+        has_effect = {"view_layers": set(chosen) - {FULL, WORD_DROPOUT}, "view_heads": num_columns > 1}
+        unused = [name for name in FOR_VIEWS if not (chosen and has_effect.get(name, True))]
+        for name in session.overrides.keys() & unused:
+            with_views = f"with --views {settings.views}" if chosen else "without --views"
+            raise UserError(f"--{name.replace('_', '-')} has no effect {with_views}: leave it out")
+        # There is one text without a pair, and the head reads each word; a recipe may have other values.
+        values = {"num_separators": 1, "pooling": "first", "views": ",".join(chosen)}
+        values |= {name: getattr(Hyperparameters, name) for name in unused}
+        trials.append(dataclasses.replace(settings, **values))
+    return different(trials)
+
+
+def check_unlabeled(session: Session, views: Sequence[str], file: str | None) -> None:
+    """Refuse views that cannot be used before raw files are converted; ``file``: that of --unlabeled."""
+    trials = word_trials(session, views, file is not None)
+    if file is not None and not any(trial.views for trial in trials):
+        raise UserError(f"--unlabeled {file}: only --views learn from these sentences: give --views, or leave it out")
+
+
+def word_flags(run: TaskRun, session: Session) -> list[str]:
+    """Return the flags of a run on labels of words or trees."""
+    settings, flags = run.hyperparameters, ["--tokens-per-sentence", str(session.checkpoint.max_positions)]
+    if settings.views:
+        flags += as_flags({name: getattr(settings, name) for name in ("views", *FOR_VIEWS)})
+    return [*flags, *selection_flags(run.task)]
+
+
+def predict_words(
+    model: BaseFairseqModel,
+    head: str,
+    sentences: Sequence[Mapping[str, Tensor]],
+    device: str,
+    stop: threading.Event,
+) -> Iterator[tuple[int, Tensor]]:
+    """Yield the place of each sentence and what the head predicts for its words, [W, ...], in the order of lengths.
+
+    Args:
+        model: in eval mode.
+        sentences: ``tokens`` [L], and ``positions`` [W] of the first pieces of the words that are not cut, int64.
+        stop: see :func:`batches`.
+    """
+    if head not in getattr(model, "word_heads", {}):
+        raise UserError(f"the checkpoint has no head {head}: fine-tune it first")
+    model = model.to(device)
+    for batch in batches([len(sentence["tokens"]) for sentence in sentences], stop):
+        tokens = [sentences[place]["tokens"] for place in batch]
+        positions = [sentences[place]["positions"] for place in batch]
+        lengths = list(map(len, tokens))
+        with torch.inference_mode():
+            padded = pad_sequence(tokens, batch_first=True, padding_value=WordSequences.pad).to(device)
+            output = model(padded, word_positions=pad_words(positions, 0).to(device), lengths=lengths)
+        for place, words, row in zip(batch, positions, output.logits[head], strict=True):
+            yield place, row[: len(words)]
+
+
+def joined_as_in_training(file: WordFile, folder: Path) -> list[Sentence]:
+    """Return the sentences of ``file``, whose raw text is not used if no sentence that trained had one: words in columns are
+    joined by spaces. ``folder``: has the manifest of the data that trained; without it, the raw text is used."""
+    manifest = read_json(folder / MANIFEST, "the training wrote it: restore it", optional=True)
+    if manifest is None or RAW_TEXT in manifest:
+        return file.sentences
+    without_text = [dataclasses.replace(sentence, spaces=None) for sentence in file.sentences]
+    return join_unspaced_words(dataclasses.replace(file, sentences=without_text, notes=[])).sentences
+
+
+def encode_sentences(loaded: LoadedCheckpoint, sentences: Sequence[Sentence]) -> list[dict[str, Tensor]]:
+    """Return the sentences for :func:`predict_words`, with the bits of :class:`WordSequences`."""
+    dictionary, room = loaded.dictionary, loaded.model.max_positions() - NUM_SPECIAL
+    encoded = []
+    for sentence in sentences:
+        pieces, ranges = loaded.tokenizer.encode_words(sentence.words, sentence.spaces)
+        num_words, num_pieces = words_that_fit([end for _, end in ranges], len(pieces), room)
+        tokens = torch.tensor([dictionary.bos(), *pieces[:num_pieces], dictionary.eos()])
+        positions = torch.tensor([start + 1 for start, _ in ranges[:num_words]], dtype=torch.long)
+        encoded.append({"tokens": tokens, "positions": positions})
+    return encoded
+
+
+def counted(loaded: LoadedCheckpoint, sentences: Sequence[Sentence], encoded: Sequence[Mapping], of_cut: str) -> str:
+    """Return the number of sentences and of the words that are cut, for a message; ``of_cut``: what these get."""
+    lost = [len(one.words) - len(read["positions"]) for one, read in zip(sentences, encoded, strict=True)]
+    if not any(lost):
+        return f"{len(lost):,} sentences"
+    longer = f"{sum(map(bool, lost)):,} sentences of more than {loaded.model.max_positions()} tokens"
+    return f"{len(lost):,} sentences; the last {sum(lost):,} words of {longer} {of_cut}"
+
+
+def predict_labels(
+    column: Column, model: BaseFairseqModel, sentences: Sequence[Mapping], device: str, stop: threading.Event
+) -> list[list[int]]:
+    """Return the labels of the words of each sentence that are not cut; the arguments are those of :func:`predict_words`."""
+    predicted: list[list[int]] = [[] for _ in sentences]
+    for place, logits in predict_words(model, column.head, sentences, device, stop):
+        predicted[place] = logits.argmax(-1).tolist()
+    return predicted
+
+
+def predict_column(
+    data: ColumnData, model: BaseFairseqModel, device: str, stop: threading.Event
+) -> tuple[Counter[str], list[str]]:
+    """Return what is right in the dev sentences (:meth:`Column.count`), and the lines of their predictions."""
+    column, dev = data.column, data.dev
+    sentences = [dev[index] for index in range(len(dev))]
+    predicted = predict_labels(column, model, sentences, device, stop)
+    counts: Counter[str] = Counter()
+    lines = []
+    for words, sentence, labels in zip(data.words, sentences, predicted, strict=True):
+        counts.update(column.count(sentence["labels"], labels))
+        for word, gold, label in zip(words, sentence["labels"], column.spell(labels, len(words)), strict=True):
+            lines.append(f"{word}\t{column.labels[gold]}\t{label}")
+        lines.append("")
+    return counts, lines
+
+
+def label_file(
+    results: Path,
+    file: Path,
+    out: Path,
+    column: str | None,
+    names: Sequence[str] | None,
+    device: str,
+    stop: threading.Event,
+) -> str:
+    """Write the words of ``file`` with their labels in each column that an output of ``amos tag`` has, or in ``column`` alone,
+    by the run that is best on dev for it. Return what was done. ``names``: see :func:`read_sentences`."""
+    done_runs = [result for result in read_results(results) if result.task.startswith(TASK_PREFIX)]
+    runs: dict[str, list[RunResult]] = {}  # of each column
+    for task in dict.fromkeys(run.task for run in done_runs):
+        best_of_task = best_run([run for run in done_runs if run.task == task])  # the only one with a checkpoint
+        for run in results_of_columns(best_of_task):
+            runs.setdefault(run.task.removeprefix(TASK_PREFIX).partition(OF)[0], []).append(run)
+    if runs and column not in (None, *runs):
+        raise UserError(f"{results} has no column {column}: give --column with one of {', '.join(runs)}")
+    best = [best_run(of_column) for name, of_column in runs.items() if column in (None, name)]
+    checkpoints = [best_model(results, "tag", run) for run in best or [None]]
+    words = read_sentences(file, names, labeled=False)
+    words.report("tag")
+    labels, done = [], []
+    for run, checkpoint in zip(best, checkpoints, strict=True):
+        loaded, of_run = load_checkpoint(checkpoint), column_of_run(run, checkpoint.parent)
+        check_labels(loaded, of_run.head, OF_WORDS, of_run.labels, of_run.directory / LABELS_FILE)
+        sentences = joined_as_in_training(words, of_run.directory)
+        encoded = encode_sentences(loaded, sentences)
+        predicted = predict_labels(of_run, loaded.model, encoded, device, stop)
+        labels.append([of_run.spell(found, len(one.words)) for one, found in zip(sentences, predicted, strict=True)])
+        of_cut = f"have the label {of_run.of_cut}"
+        done.append(f"{out}, {of_run.name}: {counted(loaded, sentences, encoded, of_cut)}")
+    if words.left_out:
+        done.append(f"{words.left_out:,} words or rows of {file} are not in {out}: they look blank, or are -DOCSTART-")
+    rows = (zip(one.words, *found, strict=True) for one, *found in zip(words.sentences, *labels, strict=True))
+    text = "\n".join("".join("\t".join(row) + "\n" for row in of_sentence) for of_sentence in rows)
+    with explain_write_errors(out, "permit writing, or give another --out"):
+        write_text(out, text)
+    return "\n".join(done)
+
+
+def column_of_run(run: RunResult, directory: Path) -> Column:
+    """Return the column of a result of :func:`results_of_columns`, with the labels beside its checkpoint."""
+    name, _, several = run.task.removeprefix(TASK_PREFIX).partition(OF)
+    folder = directory / TASK_FOLDER / word_head_name(name) if several else directory
+    return Column(folder, name, read_labels(folder), has_spans=run.main_score == main_score(has_spans=True))

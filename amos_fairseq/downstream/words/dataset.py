@@ -1,0 +1,292 @@
+"""Sequence tagging: prepared sentences, and batches of ``<s> sentence </s>`` with one label a word, on its first piece.
+
+The files are those of :mod:`amos_fairseq.downstream.words.prepare`.
+"""
+
+import os
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn.utils.rnn import pad_sequence
+
+from amos_fairseq.data.corpus import check_prepared, open_lines
+from amos_fairseq.downstream.labeled_task import LabeledSequences, are_labels
+from amos_fairseq.downstream.mixed_tasks import MixedTasks
+from amos_fairseq.errors import UserError
+from amos_fairseq.experiments.records import content_sha256
+from amos_fairseq.files import write_text
+from amos_fairseq.inputs.schemes import OUTSIDE, count, main_score
+from amos_fairseq.inputs.sentences import HELD_OUT, MANIFEST, SEEN, UNLABELED, WORD_ARRAYS, is_column_name
+from amos_fairseq.strangers import (
+    field,
+    is_unicode,
+    parse_json,
+    read_json,
+    read_json_lines,
+    read_text,
+    text_in,
+    whole_number,
+)
+
+# Beside the checkpoints, one label a line, so that they can be exported without the data.
+LABELS_FILE = "labels.txt"
+OF_WORDS = "words"  # the kind of these labels
+CUT = "<cut>"  # in predictions: a word that the model did not read; CoNLL-U has the label "_"
+NUM_SPECIAL = 2  # <s> and </s>
+# Target of a padded slot: cross_entropy ignores it.
+NO_LABEL = -100
+_HINT = "give the directory that amos prepare tagging wrote"
+
+
+@dataclass(frozen=True)
+class Column:
+    """Prepared labels of words.
+
+    Attributes:
+        has_spans: whether the labels mark spans.
+        sha256: of the manifest.
+        seen: number of dev sentences that train too.
+        held_out: the name of the training file if the dev sentences were chosen from it.
+    """
+
+    directory: Path
+    name: str
+    labels: list[str]
+    has_spans: bool
+    sha256: str = ""
+    seen: int = 0
+    held_out: str = ""
+
+    @classmethod
+    def of(cls, directory: Path) -> "Column":
+        """Read the manifest. The column is part of the names of folders, which must be inside OUT."""
+        path = directory / MANIFEST
+        manifest = read_json(path, f"it was not written by amos prepare; {_HINT}")
+        try:
+            name, labels = field(manifest, "column", str), field(manifest, "labels", list)
+            if not is_column_name(name) or not are_labels(labels):
+                raise ValueError("the column or its labels have other names than amos prepare gives")
+            seen = whole_number(manifest.get(SEEN, 0))
+            more = (content_sha256(manifest), seen, text_in(manifest.get(HELD_OUT, "")))
+            return cls(directory, name, labels, field(manifest, "has_spans", bool), *more)
+        except ValueError as error:
+            raise UserError(f"{path} was not written by amos prepare ({error}): {_HINT}") from error
+
+    @property
+    def head(self) -> str:
+        return word_head_name(self.name)
+
+    @property
+    def main_score(self) -> str:
+        return main_score(self.has_spans)
+
+    @property
+    def of_cut(self) -> str:
+        """The label that is written for a word that is cut."""
+        return OUTSIDE if self.has_spans else CUT
+
+    def spell(self, predicted: Sequence[int], num_words: int) -> list[str]:
+        """Return the label of each word of a sentence, also of those at its end that are cut."""
+        return [*(self.labels[label] for label in predicted), *[self.of_cut] * (num_words - len(predicted))]
+
+    def count(self, gold: Sequence[int], predicted: Sequence[int]) -> Counter[str]:
+        """Count what is right of the labels of a sentence: :func:`~amos_fairseq.inputs.schemes.count`."""
+        return count([self.labels[i] for i in gold], [self.labels[i] for i in predicted], self.has_spans)
+
+    @property
+    def has_unlabeled(self) -> bool:
+        return (self.directory / f"{UNLABELED}.tokens.idx").exists()
+
+    def read_words(self, split: str) -> list[list[str]]:
+        def words_in(line: str) -> list[str]:
+            words = parse_json(line, list)
+            if not all(isinstance(word, str) and is_unicode(word) for word in words):
+                raise ValueError("a line is not a list of words")
+            return words
+
+        return read_json_lines(self.directory / f"{split}.words.jsonl", _HINT, words_in)
+
+
+def columns_by_head(
+    directories: Iterable[Path], head_name: Callable[[Column], str] = lambda column: column.head
+) -> dict[str, Column]:
+    """Return the columns of prepared directories; refuse two of one head."""
+    columns: dict[str, Column] = {}
+    for column in map(Column.of, directories):
+        head = head_name(column)
+        if head in columns:
+            both = f"{column.directory} is another folder of the column {columns[head].name}, as {columns[head].directory} is"
+            raise UserError(f"{both}, or their names differ in signs alone: give one of them")
+        columns[head] = column
+    return columns
+
+
+def word_head_name(column: str) -> str:
+    """Return the name of the head for a column: a key of ``nn.ModuleDict``, which has no dot and is no attribute's name."""
+    return re.sub(r"\W", "_", column) + "_labels"
+
+
+def column_of(head: str) -> str:
+    """Return the column of a head of :func:`word_head_name`; characters other than letters and digits are ``_``."""
+    return head.removesuffix("_labels")
+
+
+def write_labels(directory: Path, labels: Sequence[str]) -> None:
+    write_text(directory / LABELS_FILE, "".join(f"{label}\n" for label in labels))
+
+
+def read_labels(directory: Path) -> list[str]:
+    """Read ``labels.txt``; return an empty list without one. Only a line feed separates labels: others may be in them."""
+    path = directory / LABELS_FILE
+    if not os.path.lexists(path):
+        return []
+    hint = "remove it, and give the labels with --labels"
+    labels = read_text(path, hint).split("\n")[:-1]
+    if labels and not are_labels(labels):
+        raise UserError(f"{path} does not have one label a line, each once: {hint}")
+    return labels
+
+
+def words_that_fit(ends: Sequence[int] | torch.Tensor, num_pieces: int, room: int) -> tuple[int, int]:
+    """Return how many words of a sentence are read, and how many of its pieces; ``ends``: of the words, in pieces.
+
+    If no word is cut, all pieces that fit are kept: a tokenizer may add pieces that are of no word behind the last one.
+    """
+    kept = int(np.searchsorted(np.asarray(ends), room, side="right"))
+    if kept == len(ends):
+        return kept, min(num_pieces, room)
+    return kept, int(ends[kept - 1]) if kept else 0
+
+
+class WordSequences(LabeledSequences):
+    """The words of the sentences of a split, cut at a word boundary where they are longer than ``max_tokens``.
+
+    Args:
+        max_tokens: of a sentence with ``<s>`` and ``</s>``.
+        training: shuffle, and leave out sentences whose first word does not fit. Otherwise all sentences are included, in
+            order.
+
+    Attributes:
+        cut_words: number of words that are cut, in the sentences of the dataset and in those left out.
+        cut_sentences: number of sentences that lose words.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        split: str,
+        max_tokens: int,
+        seed: int = 0,
+        training: bool = False,
+    ) -> None:
+        super().__init__(directory, split, seed, training)
+        if max_tokens <= NUM_SPECIAL:
+            raise UserError(f"--tokens-per-sentence {max_tokens} leaves no room for a word: raise it")
+        check_prepared(directory, MANIFEST, split)
+        self._tokens, self._starts, self._ends = (open_lines(f"{self.source}.{name}", _HINT) for name in WORD_ARRAYS)
+        num_words = self._starts.sizes.astype(np.int64)
+        if len(self._tokens) != len(num_words) or not np.array_equal(num_words, self._ends.sizes):
+            raise self._damaged()
+        self._room = max_tokens - NUM_SPECIAL
+        lengths = zip(self._ends, self._tokens.sizes, strict=True)
+        fits = [words_that_fit(ends, int(num_pieces), self._room) for ends, num_pieces in lengths]
+        self._kept, self._num_pieces = np.array(fits, dtype=np.int64).reshape(-1, 2).T
+        self.cut_words = int((num_words - self._kept).sum())
+        self.cut_sentences = int((num_words > self._kept).sum())
+        self.num_words = int(num_words.sum())
+        self._rows = np.flatnonzero(self._kept > 0) if training else np.arange(len(fits))
+        if not len(self._rows):
+            raise UserError(f"{self.source}.*: all first words are longer than {self._room} pieces: split the words")
+        self.sizes = NUM_SPECIAL + self._num_pieces[self._rows]
+
+    def _damaged(self) -> UserError:
+        return UserError(f"{self.source}.*: the files do not belong together; prepare the data again")
+
+    @property
+    def words_per_sentence(self) -> float:
+        return float(self._kept[self._rows].mean())
+
+    def describe(self) -> str:
+        """Return the numbers of sentences and words, and of the words that are cut."""
+        sizes = f"{len(self):,} sentences, {self.num_words:,} words"
+        if not self.cut_words:
+            return sizes
+        return f"{sizes}; {self.cut_words:,} words at the ends of {self.cut_sentences:,} sentences are cut"
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        """Return ``id`` int, ``tokens`` [L], and ``positions`` and ``last_positions`` of the first and the last pieces of the
+        words that are not cut, int64."""
+        row = int(self._rows[index])
+        kept, pieces = int(self._kept[row]), self._tokens[row][: int(self._num_pieces[row])].long()
+        return {
+            "id": int(index),
+            "tokens": torch.cat([torch.tensor([self.bos]), pieces, torch.tensor([self.eos])]),
+            "positions": self._starts[row][:kept].long() + 1,
+            "last_positions": self._ends[row][:kept].long(),
+        }
+
+    def add_labels(self, batch: dict[str, Any], samples: Sequence[dict[str, Any]]) -> None:
+        """Add to ``net_input`` ``word_positions`` and ``last_positions``, [B,W] int64, 0 in padded slots."""
+        for name, key in (("word_positions", "positions"), ("last_positions", "last_positions")):
+            batch["net_input"][name] = pad_words([sample[key] for sample in samples], 0)
+
+
+def pad_words(rows: Sequence[torch.Tensor], value: int) -> torch.Tensor:
+    """Return LongTensors of different lengths as [B,W], W at least 1, with ``value`` in padded slots."""
+    padded = pad_sequence(rows, batch_first=True, padding_value=value)
+    return padded if padded.size(1) else padded.new_full((len(rows), 1), value)
+
+
+class TaggedSentences(WordSequences):
+    def __init__(self, directory: Path, split: str, num_labels: int, max_tokens: int, **options: Any) -> None:
+        super().__init__(directory, split, max_tokens, **options)
+        self._labels = open_lines(f"{self.source}.label", _HINT)
+        if not np.array_equal(self._labels.sizes, self._starts.sizes) or any(
+            len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < num_labels for ids in self._labels
+        ):
+            raise self._damaged()
+
+    def labels(self, index: int) -> list[int]:
+        """Return the labels of all words of a sentence, also of those that are cut."""
+        return self._labels[int(self._rows[index])].tolist()
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        """Return the words of a sentence, and ``labels``, a list of ints for all words, also for those that are cut."""
+        return super().__getitem__(index) | {"labels": self.labels(index)}
+
+    def add_labels(self, batch: dict[str, Any], samples: Sequence[dict[str, Any]]) -> None:
+        """Add ``nwords`` (not cut), a Python int; ``target`` [B,W] int64, ``NO_LABEL`` in padded slots; ``labels`` of all
+        words, lists of ints; and to ``net_input`` ``word_positions`` [B,W] int64, 0 in padded slots."""
+        super().add_labels(batch, samples)
+        del batch["net_input"]["last_positions"]
+        target = [torch.tensor(sample["labels"][: len(sample["positions"])], dtype=torch.long) for sample in samples]
+        batch |= {"nwords": sum(map(len, target)), "target": pad_words(target, NO_LABEL)}
+        batch["labels"] = [sample["labels"] for sample in samples]
+
+
+class MixedSentences(MixedTasks):
+    """The same for sentences with labels of words, each with the labels of one task."""
+
+    tasks: dict[str, TaggedSentences]
+
+    @property
+    def words_per_sentence(self) -> float:
+        """Mean number of words, not cut, of a sentence in an epoch."""
+        means = [rows.words_per_sentence for rows in self.tasks.values()]
+        return float(np.average(means, weights=self.rows_of_tasks))
+
+    def add_labels(self, batch: dict[str, Any], samples: Sequence[dict[str, Any]]) -> None:
+        """Add what :class:`TaggedSentences` adds, :meth:`rows_of_heads` to ``net_input``, and ``parts``, for each task the
+        ``target`` [b,W] and ``labels`` of its rows."""
+        next(iter(self.tasks.values())).add_labels(batch, samples)
+        places = batch["net_input"]["rows_of_heads"] = self.rows_of_heads(batch)
+        batch["parts"] = {
+            name: {"target": batch["target"][rows], "labels": [batch["labels"][row] for row in rows.tolist()]}
+            for name, rows in places.items()
+        }

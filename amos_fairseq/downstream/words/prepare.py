@@ -1,0 +1,336 @@
+"""``amos prepare tagging``: convert labeled sentences, and unlabeled ones, to what the task ``sequence_tagging`` reads.
+
+SPLIT.tokens.{bin,idx}                          ids of each sentence, without special tokens
+SPLIT.word_start, SPLIT.word_end                first piece of each word, and the one after its last
+SPLIT.label.{bin,idx}                           label of each word, an index of ``labels``
+SPLIT.words.jsonl                               the words of each sentence
+unlabeled.*                                     the same without labels and words.jsonl, for cross-view training; optional
+dict.txt  tokenizer/  tagging.json              vocabulary; labels, sources, counts
+
+This module and those it imports do without fairseq, which takes seconds to import.
+"""
+
+import argparse
+import contextlib
+import dataclasses
+import json
+import os
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from textwrap import shorten
+from typing import Any
+
+from amos_fairseq.errors import UserError
+from amos_fairseq.inputs.schemes import (
+    OUTSIDE,
+    SECOND_LABEL,
+    describe,
+    encode_spans,
+    marks_ends,
+    notation_of,
+)
+from amos_fairseq.inputs.sentences import (
+    HELD_OUT,
+    MANIFEST,
+    RAW_TEXT,
+    SEEN,
+    TASK_PREFIX,
+    UNLABELED,
+    WORD_ARRAYS,
+    Sentence,
+    WordFile,
+    count_labels,
+    is_column_name,
+    join_words,
+)
+from amos_fairseq.inputs.splits import held_out, seen_note
+from amos_fairseq.inputs.word_files import COLUMNS, NAMES_OF_NUMBERS, NUMBER, read_sentences
+from amos_fairseq.output.terminal import progress_bar, say
+from amos_fairseq.text.encoding import BinarizedFile, describe_loss, lost_shares
+from amos_fairseq.text.prepared_data import (
+    check_inputs,
+    description_of,
+    fill_out,
+    prepared_data,
+    save_tokenizer,
+    write_manifest,
+)
+from amos_fairseq.text.tokenization import load_tokenizer
+from amos_fairseq.text.tokenization.tokenizer import UNK, Tokenizer
+
+ARRAYS = (*WORD_ARRAYS, "label")
+REST = "rest"  # value of --unlabeled: the training sentences that --labeled leaves
+BIOES = "bioes"  # value of --encoding
+MANY_WORDS = 50  # of fewer words the first may well have the only label of its kind
+
+
+@dataclass(frozen=True)
+class WordSource:
+    """The files of ``amos tag``, ``amos parse`` or ``amos prepare tagging``, and what their options choose from them.
+
+    Attributes:
+        column: name of the labels; by default upos of CoNLL-U, or the last one.
+        columns: names of the columns after the word, of files other than CoNLL-U.
+        encoding: of spans: ``file``, as they are there, or ``bioes`` (thesis, section 4.3.1).
+        labeled: number of training sentences; None for all.
+        unlabeled: a file of sentences without labels, ``rest``, or None for none.
+    """
+
+    train: Path
+    dev: Path | None  # None to take a tenth of the sentences of ``train``
+    column: str | None = None
+    columns: Sequence[str] | None = None
+    encoding: str = "file"
+    labeled: int | None = None
+    unlabeled: str | None = None
+
+    scored_by = ""  # the score that is announced, if the labels do not decide it
+    other_labels = "give another column, or more sentences"
+
+    @classmethod
+    def of(cls, arguments: argparse.Namespace) -> "WordSource":
+        """Return the files and options of a command line."""
+        source = cls(**{name: value for name, value in vars(arguments).items() if name in cls.__dataclass_fields__})
+        check_inputs(list(source.files.values()), "correct its name")
+        names = list(source.columns or ())
+        for name in [*names, source.column or "label"]:
+            if not is_column_name(name):
+                raise UserError(f"{name!r} cannot name a column: give names such as pos,chunk,ner")
+            if names.count(name) > 1:
+                raise UserError(f"--columns names {name!r} twice")
+        if source.unlabeled == REST and source.labeled is None:
+            raise UserError("--unlabeled rest is what --labeled N leaves of the training sentences: give --labeled too")
+        return source
+
+    @property
+    def files(self) -> dict[str, Path]:
+        files = {"train": self.train} | ({} if self.dev is None else {"valid": self.dev})
+        return files if self.unlabeled in (None, REST) else files | {UNLABELED: Path(self.unlabeled)}
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What determines the prepared data besides the files and the tokenizer, as plain values."""
+        settings = {name: getattr(self, name) for name in ("column", "columns", "encoding", "labeled", "unlabeled")}
+        return settings | ({"unlabeled": "file"} if UNLABELED in self.files else {})
+
+    @property
+    def dev_name(self) -> Path | str:
+        return self.dev or "the dev set"
+
+    def label_column(self) -> str:
+        """Return the name of the column of labels, which an option or the training file names."""
+        return self.column or self.read_labeled(self.train).label_column()
+
+    def read_labeled(self, path: Path) -> WordFile:
+        return read_sentences(path, self.columns)
+
+    def read(self, column: str) -> tuple[dict[str, list[Sentence]], bool]:
+        """Return the sentences of all splits with their labels in ``column``, which those of the split ``unlabeled`` lack; and
+        whether the labels mark spans."""
+        train = self.read_labeled(self.train)
+        train.report()
+        train, dev = files = split_off_dev(train) if self.dev is None else [train, self.read_labeled(self.dev)]
+        if dev.kind == train.kind == COLUMNS and dev.names != train.names and len(dev.names) == len(train.names):
+            # The names follow from the labels, and a dev set may have no entity.
+            dev = files[1] = read_sentences(self.dev, train.names)
+        if self.dev is not None:
+            dev.report()
+        for file in files:
+            if column not in file.names:
+                raise UserError(
+                    f"{file.path} has no column {column}: give --column with one of {', '.join(file.names)}"
+                )
+            check_labels(file, column)
+        has_spans = convert_spans(files, column)
+        if has_spans:
+            use_one_encoding(train, dev, column, with_ends=True if self.encoding == BIOES else None)
+        elif self.encoding == BIOES:
+            where = f"column {column} of {self.train} and {self.dev_name}"
+            raise UserError(f"--encoding bioes is for labels that mark spans (B-, I-, O), not {where}: leave it out")
+        labeled, rest = choose_labeled(train.sentences, self.labeled, self.train)
+        splits = {"train": labeled, "valid": dev.sentences}
+        if self.unlabeled == REST:
+            if not rest:
+                raise UserError(f"--labeled {self.labeled} leaves no sentence of {self.train}: give fewer")
+            splits[UNLABELED] = rest
+        elif self.unlabeled is not None:
+            file = read_sentences(Path(self.unlabeled), labeled=False)
+            file.report()
+            splits[UNLABELED] = file.sentences
+        return splits, has_spans
+
+    def write(self, directory: Path, tokenizer: Tokenizer, column: str | None = None) -> dict[str, list[Sentence]]:
+        """Write all splits and the manifest into an empty folder; return the sentences."""
+        column = column or self.label_column()
+        splits, has_spans = self.read(column)
+        in_train, in_dev = (count_labels(splits[split], column) for split in ("train", "valid"))
+        if len(in_train) == 1:
+            problem = f"{self.train}, column {column}: all words that train have the label {min(in_train)}"
+            raise UserError(f"{problem}: {self.other_labels}")
+        of_train, of_dev = (
+            {label[2:] if has_spans else label for label in counts.keys() - ({OUTSIDE} if has_spans else set())}
+            for counts in (in_train, in_dev)
+        )
+        if of_dev and not of_dev & of_train:
+            found = shorten(" ".join(sorted(of_dev)), 100)
+            problem = f"{self.dev_name}, column {column}: no label is in {self.train} ({found})"
+            raise UserError(f"{problem}: give files with the same labels")
+        labels = sorted(in_train | in_dev)
+        trained = {tuple(sentence.words) for sentence in splits["train"]}
+        seen = sum(tuple(sentence.words) in trained for sentence in splits["valid"])
+        facts = {
+            split: write_split(directory, split, sentences, tokenizer, column, labels)
+            for split, sentences in splits.items()
+        }
+        save_tokenizer(tokenizer, directory)
+        content = {"column": column, "labels": labels, "has_spans": has_spans, SEEN: seen, "splits": facts}
+        if any(sentence.text != join_words(sentence.words) for sentence in splits["train"]):
+            content[RAW_TEXT] = True
+        if self.dev is None:
+            content[HELD_OUT] = self.train.name
+        write_manifest(directory / MANIFEST, description_of(self.files, tokenizer, self.settings) | content)
+        most, number = in_dev.most_common(1)[0]
+        accuracy = f"accuracy ({most} is {number / in_dev.total():.1%} of the dev words)"
+        score = self.scored_by or ("span F1" if has_spans else accuracy)
+        say(f"column {column}: {len(labels)} labels, scored by {score}")
+        for split, numbers in facts.items():
+            say(
+                f"{split}: {numbers['sentences']} sentences, {numbers['words']} words, {numbers['pieces']} pieces "
+                f"({numbers['unknown']} unknown); longest sentence {numbers['longest']} pieces; {describe_loss(numbers)}"
+            )
+        first = splits["train"][0]
+        if in_train.total() > MANY_WORDS and in_train[first.columns[column][0]] == 1:
+            say(
+                f"{self.train}: the label of the first word, {first.columns[column][0]}, occurs once: is the line a header?"
+            )
+        if empty := in_train["_"] + in_dev["_"]:
+            say(f"column {column}: {empty:,} words have the label _, which CoNLL-U writes where there is none")
+        if seen:
+            say(seen_note(seen, len(splits["valid"]), "sentences"))
+        if new := sorted(in_dev.keys() - in_train.keys()):
+            say(
+                f"labels of {self.dev_name} that are not in {self.train} and cannot be learned: {shorten(' '.join(new), 100)}"
+            )
+        return splits
+
+
+def run(arguments: argparse.Namespace) -> None:
+    source, out = WordSource.of(arguments), arguments.out
+    if os.pathsep in str(out.absolute()):
+        raise UserError(f"OUT {out.absolute()}: fairseq separates folders at {os.pathsep!r}: give a path without it")
+    tokenizer = load_tokenizer(arguments.tokenizer)
+    description = description_of(source.files, tokenizer, source.settings)
+    if fill_out(out, description, "tagging", MANIFEST, lambda folder: source.write(folder, tokenizer)):
+        say(f"done: amos tag --checkpoint RUN --data {shlex.quote(str(out))} --out RESULTS; counts in {out}/{MANIFEST}")
+
+
+def prepare_tagging_inside(out: Path, source: WordSource, tokenizer: Tokenizer) -> Path:
+    """Return what ``amos prepare tagging`` makes of the files, inside of OUT of ``amos tag``: a folder for each column."""
+    column = source.label_column()
+    name, settings = TASK_PREFIX + column, source.settings | {"column": column}
+
+    def write(directory: Path) -> None:
+        source.write(directory, tokenizer, column)
+
+    folder = name.replace(os.pathsep, ".")  # fairseq would take it for several
+    return prepared_data(out, folder, source.files, tokenizer, settings, write, used_by=[f"runs/{name}"])
+
+
+def check_labels(file: WordFile, column: str) -> None:
+    """Refuse labels of a column file that are numbers, or that all have a blank, as between two columns."""
+    labels = count_labels(file.sentences, column)
+    if file.kind == COLUMNS and all(map(NUMBER.fullmatch, labels)):
+        advice = f"{NAMES_OF_NUMBERS}; or choose another column with --column"
+        raise UserError(f"{file.path}: column {column} has numbers without names ({min(labels):.20}): {advice}")
+    if file.kind == COLUMNS and all(" " in label for label in labels):
+        advice = r"if it separates columns, write tabs: sed 's/ \+/\t/g' FILE > NEW"
+        raise UserError(f"{file.path}: each label of column {column} has a blank ({min(labels)!r:.60}): {advice}")
+
+
+def convert_spans(files: Sequence[WordFile], column: str) -> bool:
+    """Convert labels that mark spans to IOB or IOBES, and return whether they do; refuse a label that does not fit the rest."""
+    counts = count_labels([sentence for file in files for sentence in file.sentences], column)
+    notation = notation_of(counts)
+    if not notation:
+        return False
+    for file in files:
+        for sentence in file.sentences:
+            labels = sentence.columns[column]
+            for line, word, label in zip(sentence.lines, sentence.words, labels, strict=True):
+                if label not in notation or SECOND_LABEL.search(label):
+                    what = "has two labels" if SECOND_LABEL.search(label) else "marks no span, as the others do"
+                    problem = f"the label {label!r:.60} of the word {word!r:.60} {what}"
+                    raise UserError(f"{file.path}, line {line}: {problem}: correct it, or remove it if it is a header")
+            sentence.columns[column] = [notation[label] for label in labels]
+    if converted := describe(notation):
+        say(f"column {column}: {converted}")
+    return True
+
+
+def use_one_encoding(train: WordFile, dev: WordFile, column: str, with_ends: bool | None) -> None:
+    """Encode the spans of both files in IOB2 or, ``with_ends``, in IOBES; by default those of the dev file as the training
+    file does, if one of them marks ends and the other does not."""
+    train_ends, dev_ends = (marks_ends(count_labels(file.sentences, column)) for file in (train, dev))
+    files = [train, dev]
+    if with_ends is None:
+        if train_ends == dev_ends or count_labels(dev.sentences, column).keys() == {OUTSIDE}:
+            return
+        with_ends, files = train_ends, [dev]
+        say(f"{dev.path}: spans are encoded in {'IOBES' if with_ends else 'IOB'}, as in {train.path}")
+    for sentence in (sentence for file in files for sentence in file.sentences):
+        sentence.columns[column] = encode_spans(sentence.columns[column], with_ends)
+
+
+def split_off_dev(file: WordFile) -> list[WordFile]:
+    """Return the sentences to train on and a tenth to score on."""
+    chosen = set(held_out([tuple(sentence.words) for sentence in file.sentences], file.path, "sentences"))
+    train = [sentence for place, sentence in enumerate(file.sentences) if place not in chosen]
+    dev = [file.sentences[place] for place in sorted(chosen)]
+    return [dataclasses.replace(file, sentences=train), WordFile(file.path, file.kind, dev)]
+
+
+def choose_labeled(sentences: list[Sentence], number: int | None, path: Path) -> tuple[list[Sentence], list[Sentence]]:
+    """Return ``number`` sentences at equal distances, by default all, and the others."""
+    if number is None:
+        return sentences, []
+    if not 1 <= number <= len(sentences):
+        raise UserError(f"--labeled {number}: {path} has {len(sentences):,} sentences: give 1 to as many")
+    chosen = {place * len(sentences) // number for place in range(number)}
+    rest = [sentence for place, sentence in enumerate(sentences) if place not in chosen]
+    return [sentences[place] for place in sorted(chosen)], rest
+
+
+def write_split(
+    directory: Path, split: str, sentences: list[Sentence], tokenizer: Tokenizer, column: str, labels: list[str]
+) -> dict[str, Any]:
+    label_ids, is_labeled = {label: index for index, label in enumerate(labels)}, split != UNLABELED
+    unknown = tokenizer.embedding_rows[UNK]
+    facts = {"sentences": len(sentences), "words": 0, "pieces": 0, "unknown": 0, "longest": 0}
+    with contextlib.ExitStack() as files, progress_bar(len(sentences), f"{split}: encode", "sentence", delay=2) as bar:
+        # The ids of the dictionary take the least type that holds them, as in the other preparations.
+        symbols = {"tokens": len(tokenizer.embedding_rows)}
+        arrays = [
+            files.enter_context(BinarizedFile(f"{directory / split}.{name}", symbols.get(name)))
+            for name in (ARRAYS if is_labeled else WORD_ARRAYS)
+        ]
+        if is_labeled:
+            path = directory / f"{split}.words.jsonl"
+            words_file = files.enter_context(path.open("w", encoding="utf-8", newline="\n"))
+        for sentence in sentences:
+            ids, ranges = tokenizer.encode_words(sentence.words, sentence.spaces)
+            starts, ends = zip(*ranges, strict=True)
+            rows = [ids, starts, ends]
+            if is_labeled:
+                rows.append([label_ids[label] for label in sentence.columns[column]])
+                words_file.write(json.dumps(sentence.words, ensure_ascii=False) + "\n")
+            for array, row in zip(arrays, rows, strict=True):
+                array.add_line(row)
+            facts["words"] += len(ranges)
+            facts["pieces"] += len(ids)
+            facts["unknown"] += ids.count(unknown)
+            facts["longest"] = max(facts["longest"], len(ids))
+            bar.update(1)
+    measured, dropped = tokenizer.count_dropped([sentence.text for sentence in sentences])
+    return facts | lost_shares(facts["unknown"], facts["pieces"], measured, dropped)

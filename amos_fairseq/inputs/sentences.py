@@ -1,0 +1,148 @@
+"""Sentences of divided words, with labels or without, and names in the prepared data."""
+
+import itertools
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from amos_fairseq.errors import UserError
+from amos_fairseq.inputs import UNSPACED
+from amos_fairseq.inputs.input_files import is_blank
+from amos_fairseq.inputs.schemes import notation_of
+from amos_fairseq.output.terminal import say
+
+MANIFEST = "tagging.json"
+# In the manifest. The second is there if words train in the raw text: some have no space between them; the third is the
+# name of the training file if the dev sentences were chosen from it.
+SEEN, RAW_TEXT, HELD_OUT = "dev_sentences_in_train", "raw_text", "held_out"
+# Names of tasks, and so of folders in OUT of amos tag, begin with this: results of other benchmarks are not taken for these.
+TASK_PREFIX = "tagging-"
+UNLABELED = "unlabeled"  # the split of sentences without labels
+WORD_ARRAYS = ("tokens", "word_start", "word_end")
+_SPACES = re.compile(r"\s*")
+
+
+def is_column_name(name: str) -> bool:
+    """Return whether this is a name such as upos, which can be part of the name of a folder."""
+    return len(name) <= 100 and re.fullmatch(r"[\w.:+-]*\w[\w.:+-]*", name) is not None
+
+
+@dataclass
+class Sentence:
+    """The words of a sentence, and its columns by name, each as long as ``words``.
+
+    Attributes:
+        spaces: whether a space follows each word in the text, and False for the last; None where the file does not say it.
+        lines: the line of each word, or its row in a table.
+    """
+
+    words: list[str]
+    columns: dict[str, list[str]]
+    spaces: list[bool] | None = None
+    lines: Sequence[int] = field(default=(), compare=False, repr=False)
+
+    @property
+    def text(self) -> str:
+        return join_words(self.words, self.spaces)
+
+    def without_blank_words(self) -> "Sentence":
+        kept = [place for place, word in enumerate(self.words) if not is_blank(word)]
+        if len(kept) == len(self.words):
+            return self
+        columns = {name: [labels[place] for place in kept] for name, labels in self.columns.items()}
+        words, lines = [self.words[place] for place in kept], [self.lines[place] for place in kept]
+        text = join_words([" " if is_blank(word) else word for word in self.words], self.spaces)
+        return Sentence(words, columns, self.spaces and spaces_in(text, words), lines)
+
+
+@dataclass
+class WordFile:
+    """The sentences of a file.
+
+    Attributes:
+        kind: how it was read.
+        notes: what was left out.
+        left_out: number of words that look blank, of empty rows, and of lines with -DOCSTART-.
+    """
+
+    path: Path
+    kind: str
+    sentences: list[Sentence]
+    notes: list[str] = field(default_factory=list)
+    left_out: int = 0
+
+    @property
+    def names(self) -> list[str]:
+        return list(self.sentences[0].columns)
+
+    def report(self, command: str = "prepare") -> None:
+        columns = f" (columns {', '.join(self.names)})" if self.names else ""
+        counted = f"{len(self.sentences):,} sentences, {self.kind}{columns}"
+        say("; ".join([f"{self.path}: {counted}", *self.notes]), command)
+
+    def label_column(self) -> str:
+        """Return the name of the column of labels where the user gives none: upos, or the last one."""
+        if "upos" in self.names:
+            return "upos"
+        *others, last = self.names
+        marked = [name for name in others if self.has_marks(name)]
+        last_is_marked = bool(notation_of(count_labels(self.sentences, last)))
+        # Chunks and names (CoNLL-2003) are clear, but not outer and inner names, nor a last column of confidences.
+        if marked and (not last_is_marked or (marked[0] == others[0] and marked[0].isdecimal())):
+            problem = f"{self.path}: column {marked[-1]} marks spans, {last} {'too' if last_is_marked else 'does not'}"
+            raise UserError(f"{problem}: choose one with --column {marked[-1]} or --column {last}")
+        if not is_column_name(last):
+            raise UserError(f"{self.path}: {last!r:.60} cannot name a column of labels: rename it, such as to ner_tags")
+        return last
+
+    def has_marks(self, name: str) -> bool:
+        """Return whether all labels mark spans, not by their type alone: the lemma ``o`` is no mark."""
+        counts = count_labels(self.sentences, name)
+        notation = notation_of(counts)
+        return notation.keys() >= counts.keys() and any(new not in ("O", f"I-{old}") for old, new in notation.items())
+
+
+def spaces_in(text: str, words: Sequence[str]) -> list[bool] | None:
+    """Return whether a space follows each word in the text; None if it does not consist of these words and spaces."""
+    spaces, place, text = [], 0, text.strip()
+    for word in words:
+        if not text.startswith(word, place):
+            return None
+        end = place + len(word)
+        place = _SPACES.match(text, end).end()
+        spaces.append(place > end)
+    return spaces if place == len(text) else None
+
+
+def count_labels(sentences: Sequence[Sentence], column: str) -> Counter[str]:
+    return Counter(label for sentence in sentences for label in sentence.columns[column])
+
+
+def join_unspaced_words(file: WordFile) -> WordFile:
+    """Where a file does not tell the spaces, leave them out of sentences in which half the words or more are in scripts
+    without spaces."""
+    num_joined = 0
+    for sentence in file.sentences:
+        is_unspaced = [UNSPACED.search(word) is not None for word in sentence.words if any(map(str.isalpha, word))]
+        if sentence.spaces is None and any(is_unspaced) and 2 * sum(is_unspaced) >= len(is_unspaced):
+            sentence.spaces = [*itertools.starmap(_needs_space, itertools.pairwise(sentence.words)), False]
+            num_joined += 1
+    if num_joined:
+        scripts = "Han, kana, Thai, Lao, Khmer or Burmese"
+        file.notes.append(f"the words of {num_joined:,} sentences in {scripts} are joined without spaces")
+    return file
+
+
+def _needs_space(word: str, following: str) -> bool:
+    """Return whether these are two words such as New York in a text without spaces, and not single characters of a word."""
+    ends = word[-1] + following[0]
+    return len(word + following) > 2 and ends.isalnum() and not UNSPACED.search(ends)
+
+
+def join_words(words: Sequence[str], spaces: Sequence[bool] | None = None) -> str:
+    """Return the text of words; ``spaces``: whether a space follows each of them, by default all but the last."""
+    if spaces is None:
+        return " ".join(words)
+    return "".join(f"{word} " if space else word for word, space in zip(words, spaces, strict=True))

@@ -1,0 +1,189 @@
+"""``amos prepare squad``: its files, counts and errors; answers aligned to tokens."""
+
+import json
+import lzma
+import random
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from failures import error_line, harm_last_byte
+from fairseq.data import Dictionary
+from hugging_face_folders import train_wordpiece
+from preparing import prepare
+from synthetic_squad import make_squad, prepare_squad, word
+
+from amos_fairseq.downstream.spans.dataset import SquadSplit, read_squad_manifest
+from amos_fairseq.downstream.spans.prepare import EXACT, LOST, MISPLACED, WIDER, align_answer
+from amos_fairseq.errors import UserError
+from amos_fairseq.inputs.question_files import Answer
+from amos_fairseq.text.tokenization import load_tokenizer
+from amos_fairseq.text.vocabulary import learn_tokenizer
+
+main = prepare("squad")
+
+SQUAD = make_squad()
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> Path:
+    return prepare_squad(tmp_path_factory.mktemp("squad"), SQUAD)
+
+
+def test_files_have_every_question_and_paragraph(data):
+    """Ids of the tokenizer and fairseq's dictionary, one text at a time, and the tokenizer's offsets."""
+    tokenizer, dictionary = load_tokenizer(data / "tokenizer"), Dictionary.load(str(data / "dict.txt"))
+    paragraphs = SQUAD["data"][0]["paragraphs"]
+    for name in ("train", "valid"):
+        split = SquadSplit(data, name)
+        asked = [(number, q) for number, paragraph in enumerate(paragraphs) for q in paragraph["qas"]]
+        assert len(split.examples) == len(asked)
+        for index, (number, q) in enumerate(asked):
+            example = split.examples[index]
+            assert (example.context, example.id, example.is_impossible) == (number, q["id"], q["is_impossible"])
+            expected = [dictionary.index(piece) for piece in tokenizer.encode(q["question"])]
+            assert split.questions[index].tolist() == expected
+            answers = [{"text": answer.text, "answer_start": answer.start} for answer in example.answers]
+            assert answers == q["answers"]
+        assert split.texts == [paragraph["context"] for paragraph in paragraphs]
+        assert len(split.contexts) == len(paragraphs)
+        for number, text in enumerate(split.texts):
+            assert split.contexts[number].tolist() == [dictionary.index(piece) for piece in tokenizer.encode(text)]
+            spans = [(start, end) for _, start, end in tokenizer.encode_with_offsets(text)]
+            assert list(zip(*(part.tolist() for part in split.offsets(number)), strict=True)) == spans
+
+
+def test_changed_and_damaged_files_are_refused_at_opening(data, tmp_path):
+    """By their hashes; without these, as in data of earlier versions, a damaged line is one line as well."""
+    copy = tmp_path / "data"
+    shutil.copytree(data, copy)
+    for name in ("valid.context_end.bin", "valid.examples.jsonl"):
+        harm_last_byte(copy / name)
+        with pytest.raises(UserError, match=rf"{name} is not the file that amos prepare wrote: copy"):
+            SquadSplit(copy, "valid")
+        shutil.copyfile(data / name, copy / name)
+    assert len(SquadSplit(copy, "valid")) == len(SquadSplit(data, "valid"))
+    (copy / "squad.json").unlink()  # the hashes
+    (copy / "valid.examples.jsonl").write_text('{"id": 5}\n')
+    with pytest.raises(UserError, match=r"examples\.jsonl is damaged \(answers is None, not a list\): prepare the"):
+        SquadSplit(copy, "valid")
+    lines = (copy / "train.examples.jsonl").read_text().splitlines()
+    for change in ({"context": 10**6}, {"tokens": [0, 10**6]}, {"tokens": [-1, 0]}, {"tokens": [1, 0]}):
+        example = json.loads(lines[0])
+        (example if "context" in change else example["answers"][0]).update(change)
+        (copy / "train.examples.jsonl").write_text("\n".join([json.dumps(example), *lines[1:], ""]))
+        with pytest.raises(UserError, match=r"train\.examples\.jsonl is damaged \(.*\): prepare the data again"):
+            SquadSplit(copy, "train")
+
+
+def test_inexact_answers_are_counted_and_listed(tmp_path):
+    """A misplaced answer is not trained on; one that ends inside a token is extended to it."""
+    squad = make_squad(seed=2)
+    first, second, third = squad["data"][0]["paragraphs"][0]["qas"][:3]
+    first["answers"] = [{"text": "no such text", "answer_start": 3}]
+    context = squad["data"][0]["paragraphs"][0]["context"]
+    second["answers"] = [{"text": "olou", "answer_start": context.index("olou")}]
+    data = prepare_squad(tmp_path, squad)
+    facts = read_squad_manifest(data)["splits"]["train"]
+    assert facts["answers"] == {"exact": 56, "wider": 1, "lost": 0, "misplaced": 1}
+    assert facts["untrainable"] == 1
+    assert facts["named"]["misplaced"] == [{"id": first["id"], "answer": "no such text", "tokens_give": ""}]
+    assert facts["named"]["wider"][0]["tokens_give"] == "colour"
+    split = SquadSplit(data, "train")
+    assert [not example.spans for example in split.examples[:3]] == [True, False, False]
+    assert split.examples[2].answers[0].text == third["answers"][0]["text"]
+
+
+def test_sampled_questions(tmp_path, data):
+    """A seeded sample in the order of the file, without paragraphs that have no question; the dev set is complete."""
+    few = prepare_squad(tmp_path / "a", SQUAD, "--max-train-questions", "7")
+    again = prepare_squad(tmp_path / "b", SQUAD, "--max-train-questions", "7")
+    other = prepare_squad(tmp_path / "c", SQUAD, "--max-train-questions", "7", "--seed", "2")
+    ids = [[example.id for example in SquadSplit(out, "train").examples] for out in (few, again, other)]
+    everything = [example.id for example in SquadSplit(data, "train").examples]
+    assert ids[0] == ids[1] == [name for name in everything if name in set(ids[0])]
+    assert len(ids[0]) == 7
+    assert ids[2] != ids[0]
+    split = SquadSplit(few, "train")
+    assert {example.context for example in split.examples} == set(range(len(split.contexts)))
+    assert len(SquadSplit(few, "valid")) == 40
+    manifest = read_squad_manifest(few)
+    assert manifest["settings"] == {"max_train_questions": 7, "seed": 1}
+    assert manifest["splits"]["train"]["source_questions"] == 40
+
+
+def test_refusals(data, tmp_path, capsys):
+    """One line that names the file and what is wrong; nothing is left of OUT."""
+    source, tokenizer, out = data.parent / "squad.json", data.parent / "tokenizer", tmp_path / "out"
+    (tmp_path / "text.json").write_text("no json")
+    (tmp_path / "cut.json.xz").write_bytes(lzma.compress(source.read_bytes())[:-30])
+    with (tmp_path / "huge.json").open("wb") as file:
+        file.truncate(1 << 40)  # which takes no space
+    for arguments, message in (
+        ([tmp_path / "text.json", source, tokenizer, out], "text.json is not JSON"),
+        ([tmp_path / "cut.json.xz", source, tokenizer, out], "cut.json.xz is damaged"),
+        ([source, tmp_path / "absent.json", tokenizer, out], "absent.json: no such file"),
+        ([source, source, tmp_path / "absent", out], "is not a directory"),
+        ([source, source, tokenizer, out, "--max-train-questions", 0], "--max-train-questions 0"),
+        ([source, source, tokenizer, data, "--max-train-questions", 3], "nothing there, 3 here"),
+        ([source, tmp_path / "huge.json", tokenizer, out], "huge.json holds more than 256 MiB"),
+        ([source, source, tokenizer, tmp_path], "is not empty and contains no SQuAD data"),
+    ):
+        assert message in error_line(capsys, main, *arguments, reports_progress=True), arguments
+    assert not out.exists()
+
+
+CONTEXT = "In  the 1910s, «Zoë» ate ½ ﬁsh\u00a0(cafe\u0301-style) for $5.50; 中国 won 24\u201310.\nEnd"
+# Answers between word boundaries, which are boundaries of pieces for every tokenizer.
+BETWEEN_WORDS = [
+    "1910s",
+    "Zoë",
+    "ate ½",
+    " ate ½ ",
+    "ﬁsh",
+    "ﬁsh\u00a0(cafe\u0301-style)",
+    "cafe\u0301",
+    "24\u201310",
+    "End",
+]
+BETWEEN_WORDS += ["中国", "In  the 1910s"]
+
+
+@pytest.fixture(scope="module", params=["sentencepiece", "wordpiece"])
+def aligned(request, tmp_path_factory):
+    """The context's tokens as (starts, ends)."""
+    directory = tmp_path_factory.mktemp(request.param)
+    generator = random.Random(1)
+    words = [" ".join(word(generator) for _ in range(60)) + " 1910s ate style", CONTEXT] * 3
+    if request.param == "wordpiece":
+        train_wordpiece(directory / "tokenizer", words)
+        tokenizer = load_tokenizer(directory / "tokenizer")
+    else:
+        (directory / "text.txt").write_text("\n".join(words) + "\n", encoding="utf-8")
+        tokenizer = learn_tokenizer(directory / "text.txt", 150, cased=False)
+    pieces = tokenizer.encode_with_offsets(CONTEXT)
+    return np.array([start for _, start, _ in pieces]), np.array([end for _, _, end in pieces])
+
+
+def test_answers_between_word_boundaries_are_exact(aligned):
+    """Spaces around an answer do not count."""
+    starts, ends = aligned
+    for text in BETWEEN_WORDS:
+        tokens, fit = align_answer(Answer(text, CONTEXT.index(text)), CONTEXT, starts, ends)
+        assert fit == EXACT, text
+        # SentencePiece may have a piece like "10.", whose full stop the official comparison does not see.
+        assert CONTEXT[starts[tokens[0]] : ends[tokens[1]]].rstrip(".") == text.strip()
+
+
+def test_written_examples():
+    """Tokens "go" "lfer" "'s" and an empty one: an answer inside a token takes the fewest tokens that contain it."""
+    context, starts, ends = "golfer's  !", np.array([0, 2, 8, 6]), np.array([2, 6, 8, 8])
+    cases = {("golfer", 0): ((0, 1), EXACT), ("golf", 0): ((0, 1), WIDER), ("ol", 1): ((0, 1), WIDER)}
+    cases |= {("'s", 6): ((3, 3), EXACT), ("!", 10): (None, LOST), ("  ", 8): (None, LOST)}
+    cases |= dict.fromkeys([("golf", 1), ("golf", -11), ("x", 50)], (None, MISPLACED))
+    assert {given: align_answer(Answer(*given), context, starts, ends) for given in cases} == cases
+    # A lone mark of a word, which stands for no character, is never the first token.
+    assert align_answer(Answer(" x", 0), " x", np.array([1, 1]), np.array([1, 2])) == ((1, 1), EXACT)
+    # Punctuation at the borders changes no score.
+    assert align_answer(Answer("golfer's", 0), context, starts, np.array([2, 6, 8, 11]))[1] == EXACT

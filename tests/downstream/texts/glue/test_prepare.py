@@ -1,0 +1,227 @@
+"""amos prepare glue: rows written by hand, its output as stock fairseq reads it, counts, refusals."""
+
+import hashlib
+import json
+import lzma
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from failures import error_line, harm_last_byte
+from fairseq.tasks.sentence_prediction import SentencePredictionConfig, SentencePredictionTask
+from preparing import prepare
+from synthetic_glue import CLASSES, EXPECTED, decoded_texts, write_raw_glue
+
+from amos_fairseq.downstream.texts.command import read_glue_data
+from amos_fairseq.downstream.texts.glue.prepare import read_split
+from amos_fairseq.downstream.texts.glue.tasks import TASKS, find_files, parse_tasks
+from amos_fairseq.downstream.texts.task import check_labeled_texts
+from amos_fairseq.errors import UserError
+from amos_fairseq.files import directory_sha256
+
+main = prepare("glue")
+
+
+def task_record(out: Path, task: str) -> dict:
+    return json.loads((out / task / "task.json").read_text(encoding="utf-8"))
+
+
+def test_ids_and_texts_of_odd_files(tmp_path):
+    """Broken lines count where no column has ids; a row without texts is one; columns are found by name; a carriage return ends
+    no line, NUL is dropped."""
+    (tmp_path / "test.tsv").write_text("sentence1\tsentence2\na\tb\nbroken\n\t\nc\td\n")
+    rows = read_split(tmp_path / "test.tsv", TASKS["RTE"], "test")
+    assert (rows.ids, rows.texts) == (["0", "2", "3"], [("a", "b"), ("", ""), ("c", "d")])
+    (tmp_path / "dev.tsv").write_bytes(b"label\tsentence2\tnew\tsentence1\r\nentailment\tb\tx\ta\rb\0c\r\n")
+    assert read_split(tmp_path / "dev.tsv", TASKS["RTE"], "valid").texts == [("a bc", "b")]
+
+
+FAULTS = (
+    ("SST-2", b"good\t1\nbad\t0\n", "no column 'sentence'"),
+    ("SST-2", b"sentence\tlabel\ngood\t1\nbad\t2\n", "line 3: label '2' is not one of 0, 1"),
+    ("CoLA", b"source\tlabel\tmark\tsentence\nx\t1\t\tyes\n", "line 1: label 'label' is not"),
+    ("STS-B", b"sentence1\tsentence2\tscore\na\tb\t5\na\tb\t5.001\n", "line 3: label '5.001' is not a number"),
+    ("SST-2", b"sentence\tlabel\ngood\n", "none of its 1 lines has the 2"),
+)
+
+
+def test_errors_name_file_and_line(tmp_path):
+    for task, content, message in FAULTS:
+        (tmp_path / "train.tsv").write_bytes(content)
+        with pytest.raises(UserError) as error:
+            read_split(tmp_path / "train.tsv", TASKS[task], "train")
+        assert str(tmp_path / "train.tsv") in str(error.value)
+        assert message in str(error.value)
+
+
+def test_missing_and_duplicate_files(tmp_path):
+    write_raw_glue(tmp_path, "RTE")
+    (tmp_path / "RTE" / "dev.tsv").unlink()
+    with pytest.raises(UserError, match=r"RTE/dev.tsv: no such file \(nor as .gz, .xz, .zst\)"):
+        find_files(tmp_path, TASKS["RTE"])
+    (tmp_path / "RTE" / "dev.tsv.xz").write_bytes(lzma.compress(b""))
+    assert find_files(tmp_path, TASKS["RTE"])["valid"] == tmp_path / "RTE" / "dev.tsv.xz"
+    (tmp_path / "RTE" / "dev.tsv").write_text("")
+    with pytest.raises(UserError, match="are the same part of a task: keep one of them"):
+        find_files(tmp_path, TASKS["RTE"])
+
+
+def test_names_of_tasks():
+    """Those of the average, unless others are known; AX is prepared and not scored."""
+    assert parse_tasks("rte, CoLA,RTE") == ["RTE", "CoLA"]
+    assert len(parse_tasks("ALL")) == 8
+    assert parse_tasks("all", TASKS, TASKS) == list(TASKS)
+    with pytest.raises(UserError, match="unknown task 'AX': choose ALL or"):
+        parse_tasks("AX")
+
+
+@pytest.mark.parametrize("task", EXPECTED)
+def test_stock_task_reads_rows_and_classes(prepared_glue, task):
+    """<s> A </s>, and for a pair <s> A </s> B </s>, whose texts are decoded by tokenizer and dictionary; targets are indices in
+    the fixed order of the labels."""
+    settings = {"init_token": 0, "regression_target": task == "STS-B", "no_shuffle": True, "seed": 1}
+    settings |= {"data": str(prepared_glue / task), "num_classes": max(1, len(CLASSES[task]))}
+    stock = SentencePredictionTask.setup_task(SentencePredictionConfig(**settings))
+    for split, expected in EXPECTED[task].items():
+        stock.load_dataset(split)
+        samples = [stock.datasets[split][i] for i in range(len(stock.datasets[split]))]
+        assert len(samples) == len(expected.rows)
+        width, dictionary = len(TASKS[task].texts), stock.source_dictionary
+        texts = [tuple(" ".join(text.split()) for text in row[:width]) for row in expected.rows]
+        assert decoded_texts(prepared_glue, task, split) == texts
+        rows = [sample["net_input.src_tokens"].tolist() for sample in samples]
+        assert all((row[0], row[-1], row.count(2)) == (dictionary.bos(), dictionary.eos(), width) for row in rows)
+        assert max(map(len, rows)) == task_record(prepared_glue, task)["splits"][split]["longest"]
+        if split.startswith("test"):
+            assert all("target" not in sample for sample in samples)
+            assert (prepared_glue / task / f"{split}.ids").read_text().split("\n")[:-1] == expected.ids
+            continue
+        labels, found = [row[-1] for row in expected.rows], [sample["target"] for sample in samples]
+        if task == "STS-B":
+            assert found == [[float(label)] for label in labels]
+        else:
+            assert [target.item() for target in found] == [CLASSES[task].index(label) for label in labels]
+
+
+def test_records_and_copies(prepared_glue, raw_glue, glue_tokenizer):
+    dictionary = (glue_tokenizer / "dict.txt").read_bytes()
+    assert {path.read_bytes() for path in prepared_glue.glob("*/input*/dict.txt")} == {dictionary}
+    assert directory_sha256(prepared_glue / "tokenizer") == directory_sha256(glue_tokenizer)
+    assert {path.name for path in prepared_glue.iterdir()} == {*TASKS, "tokenizer"}
+    for task, splits in EXPECTED.items():
+        record = task_record(prepared_glue, task)
+        assert (record["task"], record["labels"]) == (task, CLASSES[task])
+        assert record["kind"] == ("number" if task == "STS-B" else "classes")
+        assert record["num_classes"] == max(1, len(CLASSES[task]))
+        assert record["tokenizer_sha256"] == directory_sha256(glue_tokenizer)
+        assert record["splits"].keys() == splits.keys()
+        for split, expected in splits.items():
+            facts = record["splits"][split]
+            assert (facts["rows"], facts["source_rows"]) == (len(expected.rows), len(expected.rows))
+            assert (facts["broken"], facts["broken_lines"]) == (len(expected.broken), expected.broken)
+    source = (raw_glue / "MNLI" / "dev_mismatched.tsv").read_bytes()
+    facts = task_record(prepared_glue, "MNLI")["splits"]["valid1"]
+    assert (facts["source"], facts["sha256"]) == ("dev_mismatched.tsv", hashlib.sha256(source).hexdigest())
+
+
+def test_long_texts_are_counted_in_tokens_of_fine_tuning(glue_tokenizer, tmp_path, capsys):
+    """'☃' has no piece, so each word is two pieces: the word mark and one unknown. 510 pieces with <s> and </s> still fit."""
+    files = write_raw_glue(tmp_path / "glue", "SST-2")
+    rows = [" ".join(["☃"] * 255), " ".join(["☃"] * 256), "The"]
+    (files / "SST-2" / "train.tsv").write_text("sentence\tlabel\n" + "".join(f"{row}\t1\n" for row in rows))
+    main([files, "SST-2", glue_tokenizer, tmp_path / "out", "--workers", "1"])
+    facts = task_record(tmp_path / "out", "SST-2")["splits"]["train"]
+    assert (facts["longest"], facts["longer_than"]) == (514, {"64": 2, "128": 2, "256": 2, "512": 1})
+    counted = "longest 514 tokens (rows of more: 2 over 64, 2 over 128, 2 over 256, 1 over 512; with one </s> between"
+    assert counted in capsys.readouterr().err
+    assert facts["unknown_share"] == pytest.approx(511 / 1023, abs=0.005)  # "The" adds one or two known pieces
+
+
+def test_training_rows_are_limited(glue_tokenizer, tmp_path):
+    """A seeded sample in the order of the file; another seed gives another; all development rows remain."""
+    files, chosen = write_raw_glue(tmp_path / "glue", "SST-2"), []
+    rows = [f"The sailor {number}" for number in range(200)]
+    (files / "SST-2" / "train.tsv").write_text("sentence\tlabel\n" + "".join(f"{row}\t1\n" for row in rows))
+    for seed in (1, 2):
+        sampling = ["--workers", 1, "--max-train-rows", 50, "--seed", seed]
+        main([files, "SST-2", glue_tokenizer, tmp_path / "out", *sampling])
+        chosen.append([text for (text,) in decoded_texts(tmp_path / "out", "SST-2", "train")])
+        assert chosen[-1] == sorted(set(chosen[-1]), key=rows.index)
+    record = task_record(tmp_path / "out", "SST-2")
+    assert (record["max_train_rows"], record["seed"], len(chosen[0]), chosen[0] == chosen[1]) == (50, 2, 50, False)
+    assert [record["splits"][split]["source_rows"] for split in ("train", "valid")] == [200, 1]
+
+
+@pytest.mark.parametrize("name", ["input0/valid.bin", "label/dict.txt"])
+def test_a_changed_file_is_refused_at_opening(prepared_glue, tmp_path, name):
+    """By ``amos glue`` and by the training, which loads one split; without hashes, sizes are compared."""
+    task = SimpleNamespace(cfg=SimpleNamespace(data=str(tmp_path / "RTE")))
+    shutil.copytree(prepared_glue / "RTE", tmp_path / "RTE")
+    assert check_labeled_texts(lambda task, split: split, task, "valid") == "valid"
+    assert read_glue_data(tmp_path, "RTE").labels("valid").tolist()
+    harm_last_byte(tmp_path / "RTE" / name)
+    reads = [lambda: read_glue_data(tmp_path, "RTE"), lambda: check_labeled_texts(pytest.fail, task, "valid")]
+    for read in reads:
+        with pytest.raises(UserError, match=rf"{name} is not the file that amos prepare wrote: copy"):
+            read()
+    (tmp_path / "RTE" / "task.json").unlink()
+    (tmp_path / "RTE" / "input0" / "valid.idx").write_bytes(b"no index")
+    with pytest.raises(UserError, match=r"valid\.idx is not an index of fairseq"):
+        check_labeled_texts(pytest.fail, task, "valid")
+
+
+def test_finished_tasks_are_repeated_only_after_a_change(glue_tokenizer, tmp_path, capsys):
+    files, out = write_raw_glue(tmp_path / "glue", "RTE", "WNLI"), tmp_path / "out"
+
+    def redone(*flags: str) -> set:
+        before = {task: (out / task).stat().st_ino for task in ("RTE", "WNLI") if (out / task).exists()}
+        main([files, "RTE,WNLI", glue_tokenizer, out, "--workers", "1", *flags])
+        return {task for task in ("RTE", "WNLI") if (out / task).stat().st_ino != before.get(task)}
+
+    assert redone() == {"RTE", "WNLI"}
+    capsys.readouterr()
+    assert redone() == set()
+    assert "RTE is finished already" in capsys.readouterr().err
+    (files / "RTE" / "test.tsv").write_text("index\tsentence1\tsentence2\n4\tRain\tSnow\n")
+    assert redone() == {"RTE"}
+    assert (out / "RTE" / "test.ids").read_text() == "4\n"
+    (out / "WNLI" / "input1" / "valid.idx").unlink()
+    assert redone("--max-train-rows", "5") == {"RTE", "WNLI"}
+    assert redone("--max-train-rows", "5") == set()
+
+
+def refused(capsys, *arguments: object) -> str:
+    return error_line(capsys, main, *arguments, reports_progress=True)
+
+
+def test_a_link_in_out_is_not_followed(raw_glue, glue_tokenizer, tmp_path, capsys):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "tokenizer").symlink_to(glue_tokenizer)
+    assert "is a link" in refused(capsys, raw_glue, "RTE", glue_tokenizer, tmp_path / "out")
+
+
+def test_bad_input_is_one_line(raw_glue, glue_tokenizer, tmp_path, capsys):
+    """Nothing is written, but for the tasks before one that is wrong."""
+    glue, tokenizer, foreign, out = raw_glue, glue_tokenizer, tmp_path / "foreign", tmp_path / "out"
+    foreign.mkdir()
+    (foreign / "letter.txt").write_text("dear")
+    for arguments, message in (
+        ([glue, "CoLA,SST2", tokenizer, out], "unknown task 'SST2': choose ALL or"),
+        ([tmp_path / "absent", "ALL", tokenizer, out], "is not a directory"),
+        ([foreign, "ALL", tokenizer, out], "CoLA/train.tsv: no such file"),
+        ([glue, "CoLA", foreign, out], "holds no tokenizer"),
+        ([glue, "CoLA", tokenizer, foreign / "letter.txt"], "is not a directory"),
+        ([glue, "CoLA", tokenizer, foreign], "is not empty and contains no GLUE data"),
+        ([glue, "CoLA", tokenizer, tmp_path / "a,b"], "fairseq separates files by commas"),
+        ([glue, "CoLA", tokenizer, out, "--max-train-rows", 0], "must be at least 1"),
+        ([glue, "CoLA", tokenizer, out, "--workers", 0], "must be at least 1"),
+    ):
+        assert message in refused(capsys, *arguments), arguments
+        assert [path.name for path in tmp_path.iterdir()] == ["foreign"]
+    assert [path.name for path in foreign.iterdir()] == ["letter.txt"]
+    broken = write_raw_glue(tmp_path / "broken", "RTE", "CoLA")
+    dev = broken / "RTE" / "dev.tsv"
+    dev.write_text(dev.read_text().replace("\tentailment", "\tmaybe"))
+    assert "dev.tsv, line 2: label 'maybe' is not" in refused(capsys, broken, "CoLA,RTE", tokenizer, out)
+    assert {path.name for path in out.iterdir()} == {"CoLA", "tokenizer"}

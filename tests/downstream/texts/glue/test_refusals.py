@@ -1,0 +1,104 @@
+"""What ``amos glue`` refuses in one line before any training."""
+
+import shutil
+
+import pytest
+from benchmark_summary import write_summary
+from failures import error_line
+from synthetic_glue import change_task
+
+from amos_fairseq.cli.main import main
+from amos_fairseq.downstream.texts.command import read_glue_data
+from amos_fairseq.downstream.texts.glue.command import tasks_to_run
+from amos_fairseq.errors import UserError
+from amos_fairseq.experiments.session import read_pretrained_checkpoint
+
+OWN_TASKS = {
+    "RTE: {train: own.tsv}": "'RTE' has a name that is taken",
+    "half: {train: own.tsv}": "'half' has a name that is taken",
+    "tagging-upos: {train: own.tsv}": "'tagging-upos' has a name that is taken",
+    "mine: {train: own.tsv, colour: red}": "needs train, and may only have",
+    "mine: {train: own.tsv, text: {a: 1}}": "the other options are texts",
+    "mine: {train: own.tsv, no_header: 'false'}": "no_header and csv_quotes are true or false",
+    "mine: {train: own.tsv, kind: labels, label_separator: ''}": "the separator of labels is empty",
+    "mine: {train: own.tsv, dev: nothing.tsv}": "nothing.tsv: no such file",
+    "mine: {train: own.tsv, kind: words}": "kind is one of classes, labels, number",
+    "[mine]": "",
+}
+
+
+def test_mistakes_are_one_line_and_start_nothing(start, data, tmp_path, fake_training, capsys, glue):
+    glue(tmp_path / "finished", "CoLA")
+    teachers = tmp_path / "t"
+    teachers.mkdir()
+    for task, columns, count in (("CoLA", "1\t0", 40), ("STS-B", "score", 20)):
+        row = "\t0.5" * len(columns.split("\t"))
+        rows = "".join(f"{index}{row}\n" for index in range(count))
+        (teachers / f"{task}.tsv").write_text(f"index\t{columns}\n{rows}")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "own.tsv").write_text("text\tlabel\na\tx\nb\ty\n")
+    own_tasks = []
+    for number, (content, message) in enumerate(OWN_TASKS.items()):
+        (tmp_path / f"{number}.yaml").write_text(content)
+        own_tasks.append((["--tasks", "CoLA", "--own-tasks", tmp_path / f"{number}.yaml"], message))
+    foreign = tmp_path / "foreign"
+    shutil.copytree(data, foreign)
+    (foreign / "tokenizer" / "dict.txt").write_text("other 1\n")
+    setup = {"checkpoint_sha256": read_pretrained_checkpoint(start).sha256}
+    write_summary(tmp_path / "squad", 1, start, from_scratch=True, benchmark="squad", setup=setup)
+    (tmp_path / "damaged").mkdir()
+    (tmp_path / "damaged" / "squad.json").write_text("{}")
+    command = ["glue", "--checkpoint", start, "--out", tmp_path / "out", "--cpu", "--data", data]
+    before = len(fake_training.commands)
+    for arguments, message in (
+        (["--tasks", "QNLI"], "QNLI holds no prepared data"),
+        (["--data", foreign, "--tasks", "CoLA"], "the data do not fit the checkpoint"),
+        (["--tasks", "CoLA", "--recipe", "x" * 300], "File name too long"),
+        (["--tasks", "CoLA", "--seeds", "0"], "--seeds 0: give a number from 1 to 10,000"),
+        (["--tasks", "CoLA", "--parallel", "0"], "--parallel 0: give a number of runs from 1 to 1,024"),
+        (["--tasks", "CoLA", "--lr", "-1"], "--lr -1.0 must be above 0"),
+        (["--tasks", "CoLA", "--batch-size", "0"], "--batch-size 0 must be 1 or more"),
+        (["--tasks", "CoLA", "--precision", "fp16"], "--precision fp16 needs a GPU"),
+        (["--tasks", "CoLA", "--out", tmp_path / "squad"], "from_scratch: True there, False here"),
+        (["--tasks", "CoLA", "--out", tmp_path / "damaged"], "damaged/squad.json was changed"),
+        (["--tasks", "RTE", "--write-test"], "has no test set of RTE"),
+        (["--tasks", "CoLA", "--max-rows", "0"], "--max-rows 0 must be at least 1"),
+        (["--tasks", "CoLA", "--sampling-exponent", "1"], "--sampling-exponent has no effect without --multi-task"),
+        (["--tasks", "CoLA", "--gold-weight", "0"], "--gold-weight has no effect without --teachers"),
+        (["--tasks", "CoLA", "--teachers", tmp_path / "finished"], "with --write-train"),
+        (["--tasks", "RTE", "--teachers", tmp_path / "t"], "has no predictions for RTE (it has CoLA, STS-B)"),
+        (["--tasks", "CoLA", "--teachers", tmp_path / "t", "--gold-weight", "2"], "a number from 0 to 1"),
+        (["--tasks", "CoLA", "--teachers", tmp_path / "t", "--ensemble"], "has one teacher for each task"),
+        (["--tasks", "CoLA", "--teachers", tmp_path / "t", "--max-rows", "10"], "is row 10, expected were 10 rows"),
+        (["--tasks", "CoLA", "--multi-task"], "the recipe amos has no settings for multi"),
+        (["--tasks", "CoLA,RTE", "--multi-task", "--recipe", "bam", "--intermediate"], "--intermediate has no effect"),
+        (["--tasks", "CoLA", "--intermediate"], "--intermediate has no effect"),
+        (["--tasks", "RTE", "--intermediate", tmp_path / "empty"], "holds no finished run of MNLI"),
+        *own_tasks,
+        (["--tasks", "RTE", "--multi-task", "--recipe", "bam"], "has 16 rows, fewer than the 128 of one update"),
+    ):
+        assert message in error_line(capsys, main, *command, *arguments, reports_progress=True)
+    message = "was finished without --write-train"
+    again = ["glue", "--checkpoint", start, "--out", tmp_path / "finished", "--cpu", "--data", data, "--seeds", 1]
+    assert message in error_line(capsys, main, *again, "--tasks", "CoLA", "--write-train", reports_progress=True)
+    export = ["export", tmp_path / "finished/runs/CoLA/seed1/checkpoint_best.pt", tmp_path / "hf", "--head", "RTE"]
+    assert "--head RTE" in error_line(capsys, main, *export, reports_progress=True)
+    assert len(fake_training.commands) == before
+    assert not (tmp_path / "out").exists()
+
+
+def test_all_means_the_tasks_that_are_prepared(tmp_path, capsys):
+    for task in ("RTE", "CoLA", "WNLI"):
+        (tmp_path / task).mkdir()
+    assert tasks_to_run("all", tmp_path, is_raw=False) == ["CoLA", "RTE"]
+    absent = "MNLI, QQP, QNLI, SST-2, MRPC, STS-B"
+    assert capsys.readouterr().err == f"glue: not in {tmp_path}, so not fine-tuned: {absent}\n"
+    assert tasks_to_run("RTE,MNLI", tmp_path, is_raw=False) == ["RTE", "MNLI"]  # named, so MNLI is missed later
+    assert len(tasks_to_run("ALL", tmp_path / "absent", is_raw=False)) == 8
+
+
+def test_the_folder_of_another_task_is_refused(data, tmp_path):
+    shutil.copytree(data / "RTE", tmp_path / "RTE")
+    change_task(tmp_path, "RTE", task="WNLI")
+    with pytest.raises(UserError, match="holds WNLI, not RTE"):
+        read_glue_data(tmp_path, "RTE")

@@ -1,0 +1,216 @@
+"""Labels for the rows of a table: one row for each, in order, also where there is no text to label."""
+
+import csv
+import datetime
+import json
+import math
+import threading
+import uuid
+from decimal import Decimal
+from pathlib import Path
+from unittest import mock
+
+import pytest
+from synthetic_glue import session
+
+from amos_fairseq.downstream.texts.command import open_classification
+from amos_fairseq.downstream.texts.labeling import SUFFIXES, label_table, table_lines
+from amos_fairseq.downstream.texts.prepare import NAME, prepare_inside
+from amos_fairseq.errors import UserError
+from amos_fairseq.experiments.records import write_record
+from amos_fairseq.experiments.runner import run_benchmark
+from amos_fairseq.experiments.session import preparing
+from amos_fairseq.files import file_sha256
+from amos_fairseq.inputs.input_files import TableFile
+from amos_fairseq.inputs.rows import Tables
+
+TEXTS = ["the quick fox", "a lazy dog", "over the end", "jumps and jumps", "brown"]
+
+
+def trained(start: Path, out: Path, table: Path, **options: object) -> Path:
+    """OUT of ``amos classify`` with random weights."""
+    opened = session(start, out, NAME, seeds=1)
+    with preparing(opened, NAME) as tokenizer:
+        data = prepare_inside(opened.out, Tables(table, **options).with_columns(), tokenizer)
+    assert not run_benchmark(open_classification(opened, data)).failures
+    return out
+
+
+def test_many_labels_are_trained_for_longer(start: Path, tmp_path: Path) -> None:
+    """The recipe's 30 updates for each of eight labels are more than its 200."""
+    train = tmp_path / "train.tsv"
+    train.write_text("text\tlabel\n" + "".join(f"the dog {n}\t{'abcdefgh'[n % 8]}\n" for n in range(40)))
+    opened = session(start, tmp_path / "out", NAME, recipe="own_labels")
+    with preparing(opened, NAME) as tokenizer:
+        data = prepare_inside(opened.out, Tables(train).with_columns(), tokenizer)
+    (trial,) = open_classification(opened, data).tasks[NAME].trials
+    assert trial.min_updates == 240
+
+
+@pytest.fixture
+def results(start, fake_training, tmp_path) -> Path:
+    train = tmp_path / "train.tsv"
+    train.write_text("text\tlabel\n" + "".join(f"the dog {n}\t{'ab'[n % 2]}\n" for n in range(20)))
+    return trained(start, tmp_path / "out", train)
+
+
+def label(results: Path, file: Path, out: Path, texts: list[str] | None = None, no_header: bool = False) -> int:
+    """In parts of three rows."""
+    with mock.patch("amos_fairseq.downstream.texts.labeling.ROWS_AT_ONCE", 3):
+        return label_table(results, file, out, texts, no_header, False, "cpu", threading.Event())
+
+
+def read_jsonl(file: Path) -> list[dict]:
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def read_csv(file: Path) -> list[dict]:
+    with file.open(newline="") as stream:
+        return list(csv.DictReader(stream))
+
+
+def test_every_row_of_the_table_is_one_of_the_result(results, tmp_path, capsys):
+    """The predictions are those of a table without the rows that have none."""
+    whole, gaps = tmp_path / "whole.tsv", tmp_path / "gaps.tsv"
+    whole.write_text("text\tid\n" + "".join(f"{text}\t{n}\n" for n, text in enumerate(TEXTS)))
+    lines = ["broken", "\t7", "\u200b\u00a0\t8", "\\N\t9", "\t10", "null\t11", f"{TEXTS[0]}\t0", "one\ttoo\tmany"]
+    lines += [f"{text}\t{n + 1}" for n, text in enumerate(TEXTS[1:])] + ["nan\t12", "broken"]
+    gaps.write_text("text\tid\n" + "".join(f"{line}\n" for line in lines))
+    assert label(results, whole, tmp_path / "whole.jsonl") == len(TEXTS)
+    expected = [[row["text"], row["prediction"]] for row in read_jsonl(tmp_path / "whole.jsonl")]
+    capsys.readouterr()
+    assert label(results, gaps, tmp_path / "gaps.jsonl") == len(lines)
+    printed = capsys.readouterr().err
+    assert "gaps.tsv: 6 rows have no text: their prediction is empty" in printed
+    assert "gaps.tsv: 3 rows have another number of columns: all their columns are empty" in printed
+    rows = read_jsonl(tmp_path / "gaps.jsonl")
+    assert [row["id"] for row in rows] == [None if line.count("\t") != 1 else line.split("\t")[1] for line in lines]
+    labeled = [row for row in rows if row["prediction"] is not None]
+    assert [[row[name] for name in ("text", "prediction")] for row in labeled] == expected
+    assert all(row["probability"] is None for row in rows if row["prediction"] is None)
+    label(results, gaps, tmp_path / "gaps.csv")
+    assert [row["prediction"] or None for row in read_csv(tmp_path / "gaps.csv")] == [row["prediction"] for row in rows]
+
+
+def test_labels_that_the_model_was_not_trained_with_are_refused(results, tmp_path):
+    """By the record of the run and, where that was changed with them, by the checkpoint."""
+    run, table = results / "runs" / NAME / "seed1", tmp_path / "t.tsv"
+    table.write_text("text\nthe dog\n")
+    texts = {name: (run / name).read_text() for name in ("task.json", "result.json")}
+    (run / "task.json").write_text(json.dumps(json.loads(texts["task.json"]) | {"labels": ["b", "a"]}))
+    with pytest.raises(UserError, match=rf"task\.json was changed after the run: restore it, or move {run} away"):
+        label(results, table, tmp_path / "out.tsv")
+    content = json.loads(texts["result.json"]) | {"files": {"task.json": file_sha256(run / "task.json")}}
+    write_record(run / "result.json", {name: value for name, value in content.items() if name != "sha256"})
+    with pytest.raises(UserError, match=r"task\.json does not have the labels that .*best\.pt was trained with"):
+        label(results, table, tmp_path / "out.tsv")
+    assert not (tmp_path / "out.tsv").exists()
+    for name, content in texts.items():
+        (run / name).write_text(content)
+    assert label(results, table, tmp_path / "out.tsv") == 1
+
+
+def test_values_of_json_that_are_no_text(results, tmp_path, capsys):
+    """None, a key that is missing, and half of a surrogate pair have no label; a number is a text. JSON has no infinity."""
+    lines = ['{"text": null, "id": 1}', '{"id": 2}', '{"text": "half \\ud83d", "id": 3}']
+    lines += ['{"text": 7, "id": 4, "x": [Infinity]}']
+    (tmp_path / "t.jsonl").write_text("\n".join(lines))
+    assert label(results, tmp_path / "t.jsonl", tmp_path / "l.jsonl") == 4
+    rows = read_jsonl(tmp_path / "l.jsonl")
+    assert [(row["id"], row["x"]) for row in rows] == [(1, None), (2, None), (3, None), (4, ["Infinity"])]
+    assert [row["prediction"] is None for row in rows] == [True, True, True, False]
+    assert "3 rows have no text" in capsys.readouterr().err
+
+
+def test_a_table_without_a_header(results, tmp_path):
+    (tmp_path / "t.tsv").write_text("".join(f"{n}\t{text}\n" for n, text in enumerate(TEXTS)))
+    with pytest.raises(UserError, match=r"no column 'text': give --text with one of 0, the quick fox \(or --no-header"):
+        label(results, tmp_path / "t.tsv", tmp_path / "l.jsonl")
+    assert label(results, tmp_path / "t.tsv", tmp_path / "l.jsonl", ["2"], no_header=True) == len(TEXTS)
+    rows = read_jsonl(tmp_path / "l.jsonl")
+    assert [row["2"] for row in rows] == TEXTS
+
+
+def test_quotes_of_csv_are_counted(results, tmp_path, capsys):
+    (tmp_path / "new.tsv").write_text('text\tprobability\n"the ""dog"""\t1\nthe fox\t2\n')
+    with pytest.raises(UserError, match="has a column 'probability', which is added here"):
+        label(results, tmp_path / "new.tsv", tmp_path / "l.jsonl")
+    (tmp_path / "new.tsv").write_text('text\tn\n"the ""dog"""\t1\nthe fox\t2\n')
+    label(results, tmp_path / "new.tsv", tmp_path / "l.jsonl")
+    assert (
+        "new.tsv: 1 rows have a field that begins with a quote, an ordinary character here" in capsys.readouterr().err
+    )
+
+
+def test_quotes_and_header_are_those_of_the_training_table(start, fake_training, tmp_path):
+    lines = "".join(f'"the ""dog"" {n}"\t{"ab"[n % 2]}\n' for n in range(20))
+    (tmp_path / "t.tsv").write_text(lines)
+    options = {"text": ["1"], "label": "2", "no_header": True, "csv_quotes": True}
+    results = trained(start, tmp_path / "out", tmp_path / "t.tsv", **options)
+    assert label(results, tmp_path / "t.tsv", tmp_path / "l.jsonl") == 20
+    rows = read_jsonl(tmp_path / "l.jsonl")
+    assert [row["1"] for row in rows] == [f'the "dog" {n}' for n in range(20)]
+
+
+HOSTILE = ["plain", "lone\rone", "cr\r\nlf", "line\nend", 'a "quote"', '"quoted"', "tab\tin"]
+HOSTILE += ["a,b;c", "", " spaces ", "=1+1", "\u2028\x85"]
+
+
+@pytest.mark.parametrize(("suffix", "separator"), [(".csv", ","), (".tsv", "\t"), (".jsonl", None)])
+def test_tables_are_read_back_by_other_programs(suffix, separator, tmp_path):
+    """csv, pandas, pyarrow and the reader of this package have the same rows and columns."""
+    pandas, pyarrow_csv = pytest.importorskip("pandas"), pytest.importorskip("pyarrow.csv")
+    columns, file = ("a\rb", "c,d", "e"), tmp_path / f"t{suffix}"
+    cells = zip(HOSTILE, HOSTILE[::-1], ["x"] * len(HOSTILE), strict=True)
+    rows = [dict(zip(columns, row, strict=True)) for row in cells]
+    file.write_text("".join(table_lines(suffix, columns, rows)), encoding="utf-8", newline="")
+    table = TableFile(file, csv_quotes=True)
+    assert table.columns == columns
+    assert [row for _, row in table.rows()] == rows
+    if separator is None:
+        assert [json.loads(line) for line in file.read_bytes().splitlines()] == rows
+        return
+    with file.open(encoding="utf-8", newline="") as stream:
+        assert list(csv.DictReader(stream, delimiter=separator)) == rows
+    assert pandas.read_csv(file, sep=separator, keep_default_na=False).to_dict("records") == rows
+    options = {"parse_options": pyarrow_csv.ParseOptions(delimiter=separator, newlines_in_values=True)}
+    assert pyarrow_csv.read_csv(file, **options).to_pylist() == rows
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_values_of_parquet_that_json_lacks_have_one_form(suffix, tmp_path):
+    pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    types = {
+        "uint64": (pa.uint64(), 2**64 - 1, 2**64 - 1),
+        "binary": (pa.binary(), "caf\u00e9".encode(), "caf\u00e9"),
+        "uuid": (pa.uuid(), uuid.UUID(int=7).bytes, str(uuid.UUID(int=7))),
+        "day": (pa.date32(), datetime.date(2026, 1, 2), "2026-01-02"),
+        "nanoseconds": (pa.timestamp("ns"), 1, "1970-01-01 00:00:00.000000001"),
+        "unknown zone": (pa.timestamp("ms", "Mars/Base"), 1, "1970-01-01 00:00:00.001Z"),
+        "time": (pa.time64("ns"), 1, "00:00:00.000000001"),
+        "decimal": (pa.decimal128(9, 2), Decimal("1.50"), "1.50"),
+        "nan": (pa.float64(), math.nan, None),
+        "infinite": (pa.float64(), -math.inf, "-Infinity"),
+        "dictionary": (pa.dictionary(pa.int8(), pa.string()), "x", "x"),
+        "list": (pa.list_(pa.float64()), [1.5, math.nan], [1.5, None]),
+        "struct": (pa.struct({"n": pa.decimal128(9, 2)}), {"n": Decimal("1.50")}, {"n": "1.50"}),
+        "map": (pa.map_(pa.string(), pa.int64()), [("k", 1)], [["k", 1]]),
+    }
+    columns = {name: pa.array([value, None], kind) for name, (kind, value, _) in types.items()}
+    parquet.write_table(pa.table(columns), tmp_path / "t.parquet")
+    table, file = TableFile(tmp_path / "t.parquet"), tmp_path / f"t{suffix}"
+    lines = table_lines(suffix, table.columns, (row for _, row in table.rows()))
+    file.write_text("".join(lines), encoding="utf-8", newline="")
+    values, nones = (row for _, row in TableFile(file, csv_quotes=True).rows())
+    for name, (*_, expected) in types.items():
+        if suffix != ".jsonl" and expected is not None:
+            expected = json.dumps(expected) if isinstance(expected, list | dict) else str(expected)
+        assert (values[name] or None, nones[name] or None) == (expected, None), name
+
+
+def test_a_key_of_later_rows_is_a_column(results, tmp_path):
+    """JSON lines whose last row alone has a key, which pandas would read too."""
+    lines = [*['{"text": "the dog"}'] * 150, '{"text": "a dog", "source": "web"}']
+    (tmp_path / "t.jsonl").write_text("\n".join(lines))
+    label(results, tmp_path / "t.jsonl", tmp_path / "l.csv")
+    assert [row["source"] for row in read_csv(tmp_path / "l.csv")] == [*[""] * 150, "web"]

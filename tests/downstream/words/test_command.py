@@ -1,0 +1,119 @@
+"""``amos tag`` before the training: settings without use, and what it refuses."""
+
+import dataclasses
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from fairseq.data import Dictionary
+from preparing import prepare
+from synthetic_tagging import make_sentences, prepare_tagging
+
+from amos_fairseq.downstream.words.command import encode_sentences, open_tagging, word_trials
+from amos_fairseq.downstream.words.dataset import WordSequences
+from amos_fairseq.downstream.words.views import TAGGING_VIEWS
+from amos_fairseq.errors import UserError
+from amos_fairseq.experiments.benchmark import plan_runs
+from amos_fairseq.experiments.recipes import load_recipe
+from amos_fairseq.experiments.session import PretrainedCheckpoint, Session
+from amos_fairseq.inputs.word_files import read_sentences
+from amos_fairseq.text.tokenization import load_tokenizer
+
+
+@pytest.fixture
+def session(tmp_path, monkeypatch) -> Session:
+    """A checkpoint that takes every tokenizer."""
+    monkeypatch.setattr(PretrainedCheckpoint, "check_tokenizer", lambda self, directory: None)
+    file, settings = Path("checkpoint_last.pt"), {"max_positions": 100}
+    checkpoint = PretrainedCheckpoint(file, "", "amos_tiny", settings, {}, num_updates=10)
+    overrides = {"lr": 1e-5, "epochs": 2, "batch_size": 16}
+    recipe = load_recipe("amos_grid", "small", overrides)
+    return Session(checkpoint, recipe, overrides, (1,), tmp_path / "out", ("cpu",), "float32", keep_checkpoints=False)
+
+
+def test_settings_of_a_recipe_without_use_are_left_out_and_flags_refused(session, tmp_path):
+    """So two trials that differ in such a setting alone are one."""
+    views = "tasks: {tagging: {views: 'full,forward', view_heads: one}}"
+    (tmp_path / "recipe.yaml").write_text(f"extends: electra\n{views}\ngrid: {{view_layers: [half, all]}}\n")
+
+    def trials(**flags):
+        recipe = load_recipe(str(tmp_path / "recipe.yaml"), "small", flags)
+        own = dataclasses.replace(session, recipe=recipe, overrides=flags)
+        of_columns = [word_trials(own, TAGGING_VIEWS, True, number) for number in (1, 2)]
+        assert [{trial.view_heads for trial in trials} for trials in of_columns] == [{"all"}, {"one"}]
+        return [(own.views, own.view_layers) for own in of_columns[0]]
+
+    assert trials() == [("full,forward", "half"), ("full,forward", "all")]
+    assert trials(views="word_dropout") == [("word_dropout", "half")]
+    assert trials(views="forward,full", view_layers="all") == [("full,forward", "all")]  # in one order
+    with pytest.raises(UserError, match="--view-layers has no effect with --views word_dropout: leave it out"):
+        trials(views="word_dropout", view_layers="all")
+
+
+def test_folders_that_cannot_be_used_are_refused_before_the_training(session, tmp_path):
+    data = prepare_tagging(tmp_path)
+    lines = (data / "valid.words.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
+    assert len(open_tagging(session, [data]).opened["ner"].words) == len(lines)
+    (data / "valid.words.jsonl").write_text("".join(lines[1:] + lines[:1]), encoding="utf-8")
+    with pytest.raises(UserError, match=r"valid\.words\.jsonl is not the file that amos prepare wrote"):
+        open_tagging(session, [data])
+    manifest = json.loads((data / "tagging.json").read_text(encoding="utf-8"))
+    del manifest["sha256"]  # data of an earlier version
+    (data / "tagging.json").write_text(json.dumps(manifest), encoding="utf-8")
+    for folders, message in (
+        ([data], r"valid\.words\.jsonl does not belong to the labels: prepare the data again"),
+        ([data, data], "is another folder of the column ner"),
+        ([tmp_path / "a:b"], "a:b: fairseq separates folders at ':': give a path without it"),
+        ([session.out], r"is the directory of the data, which has a tagging\.json too"),
+    ):
+        with pytest.raises(UserError, match=message):
+            open_tagging(session, folders)
+
+
+@pytest.mark.parametrize("max_tokens", [3, 17, 40, 200])
+def test_sentences_of_a_file_have_the_bits_of_the_dev_set(max_tokens, tmp_path):
+    """Of prepared data, also where words are cut."""
+    dev = WordSequences(prepare_tagging(tmp_path), "valid", max_tokens)
+    tokenizer = load_tokenizer(tmp_path / "tokenizer")
+    dictionary = Dictionary.load(str(tmp_path / "data" / "dict.txt"))
+    model = SimpleNamespace(max_positions=lambda: max_tokens)
+    loaded = SimpleNamespace(tokenizer=tokenizer, dictionary=dictionary, model=model)
+    found = encode_sentences(loaded, read_sentences(tmp_path / "train.txt", labeled=False).sentences)
+    for index, sentence in enumerate(found):
+        assert sentence.keys() == {"tokens", "positions"}
+        assert all(torch.equal(sentence[name], dev[index][name]) for name in sentence)
+    assert len(found) == len(dev)
+
+
+def test_a_constant_label_and_sentences_that_train_too(session, tmp_path):
+    """The constant is the most frequent label of the training words: here those of dev."""
+    prepare_tagging(tmp_path)
+    pos = tmp_path / "pos"
+    source = tmp_path / "train.txt"
+    prepare("tagging")([source, source, tmp_path / "tokenizer", pos, "--column", "pos"])
+    tags = [tag for rows in make_sentences() for _, tag, _ in rows]
+    most = max(set(tags), key=tags.count)
+    both = open_tagging(session, [pos, tmp_path / "data"])
+    (task,) = both.tasks.values()
+    seen = "40 of 40 dev sentences train too: the scores may be too high"
+    assert list(task.notes) == [f"pos: {seen}", f"ner: {seen}"]
+    of_pos, of_ner = both.constants().values()
+    assert list(both.constants()) == ["tagging-pos of pos,ner", "tagging-ner of pos,ner"]
+    share = 100 * tags.count(most) / len(tags)
+    assert (of_pos.num_scored, of_pos.scores) == (len(tags), {f"most frequent label ({most})": {"accuracy": share}})
+    (scores,) = of_ner.scores.values()
+    assert scores.keys() == {"f1", "precision", "recall", "accuracy"}
+    alone = open_tagging(session, [pos])
+    assert list(alone.constants()) == ["tagging-pos"]
+    # The exponent of the columns' shares is part of a run's identity and flags, and noted if it is not that of the thesis.
+    by_size = open_tagging(session, [pos, tmp_path / "data"], 1.0)
+    for benchmark, exponent in ((alone, None), (both, 0.75), (by_size, 1.0)):
+        run = plan_runs(session, benchmark.tasks.values())[0]
+        flags = [] if exponent is None else ["--sampling-exponent", str(exponent)]
+        assert run.identity.get("sampling_exponent") == exponent
+        assert [flag for flag in benchmark.train_flags(run) if flag in ("--sampling-exponent", str(exponent))] == flags
+    (task,) = by_size.tasks.values()
+    share = "a task of N rows has a share of the training proportional to N^1 (--sampling-exponent)"
+    assert task.notes[0] == f"pos,ner: {share}"

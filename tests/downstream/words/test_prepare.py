@@ -1,0 +1,227 @@
+"""amos prepare tagging: every word with its label and its pieces, and errors."""
+
+import gzip
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from failures import error_line, harm_last_byte
+from fairseq.data.indexed_dataset import MMapIndexedDataset
+from preparing import prepare
+from synthetic_tagging import make_sentences, prepare_tagging, write_columns, write_conllu
+
+from amos_fairseq.downstream.words.dataset import Column, TaggedSentences
+from amos_fairseq.downstream.words.prepare import WordSource, prepare_tagging_inside
+from amos_fairseq.errors import UserError
+from amos_fairseq.experiments.benchmark import usable_folder
+from amos_fairseq.inputs.schemes import encode_spans, marks_ends
+from amos_fairseq.text.tokenization import load_tokenizer
+
+main = prepare("tagging")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> Path:
+    return prepare_tagging(tmp_path_factory.mktemp("tagging"))
+
+
+def words_of(data: Path, split: str) -> list[list[str]]:
+    """The text of the pieces of each word, by sentence, from the files alone."""
+    tokenizer = load_tokenizer(data / "tokenizer")
+    arrays = [MMapIndexedDataset(str(data / f"{split}.{name}")) for name in ("tokens", "word_start", "word_end")]
+    found = []
+    for ids, starts, ends in zip(*arrays, strict=True):
+        pieces = [tokenizer.dictionary_symbols[i - 4] for i in ids.tolist()]
+        places = zip(starts.tolist(), ends.tolist(), strict=True)
+        found.append([tokenizer.decode(pieces[first:end]).strip() for first, end in places])
+    return found
+
+
+def manifest_of(data: Path) -> dict[str, Any]:
+    return json.loads((data / "tagging.json").read_text(encoding="utf-8"))
+
+
+def labels_of(data: Path) -> list[list[str]]:
+    names = Column.of(data).labels
+    return [[names[i] for i in labels.tolist()] for labels in MMapIndexedDataset(str(data / "valid.label"))]
+
+
+def test_every_word_has_its_label_and_its_pieces(data):
+    sentences = make_sentences()
+    words = [[word for word, _, _ in rows] for rows in sentences]
+    assert Column.of(data).read_words("valid") == words
+    assert words_of(data, "valid") == [[word.lower() for word in rows] for rows in words]
+    assert labels_of(data) == [[chunk for _, _, chunk in rows] for rows in sentences]
+    manifest = manifest_of(data)
+    assert (manifest["column"], manifest["labels"], manifest["has_spans"]) == ("ner", ["B-NAME", "I-NAME", "O"], True)
+    num_words = sum(map(len, words))
+    assert manifest["splits"]["train"]["words"] == manifest["splits"]["valid"]["words"] == num_words
+    assert manifest["splits"]["train"]["unknown"] == 0
+
+
+def test_a_changed_file_is_refused_at_opening(data, tmp_path):
+    """The other split is read as before."""
+    copy = tmp_path / "data"
+    shutil.copytree(data, copy)
+    assert len(TaggedSentences(copy, "valid", 3, 64))
+    harm_last_byte(copy / "valid.label.bin")
+    with pytest.raises(UserError, match=r"valid\.label\.bin is not the file that amos prepare wrote"):
+        TaggedSentences(copy, "valid", 3, 64)
+    assert len(TaggedSentences(copy, "train", 3, 64))
+
+
+def test_conllu_and_other_columns(data, tmp_path):
+    """CoNLL-U under any name, compressed; the same sentences give the same pieces, with other labels, and without spaces those
+    of the raw text."""
+    source = write_conllu(tmp_path / "dev.txt", make_sentences())
+    packed = tmp_path / "dev.conllu.gz"
+    packed.write_bytes(gzip.compress(source.read_bytes()))
+    for files, flags in (([source, packed], []), ([data.parent / "train.txt"] * 2, ["--column", "pos"])):
+        out = tmp_path / f"out{len(flags)}"
+        main([*files, data / "tokenizer", out, *flags])
+        assert labels_of(out) == [[pos for _, pos, _ in rows] for rows in make_sentences()]
+        assert (out / "valid.tokens.bin").read_bytes() == (data / "valid.tokens.bin").read_bytes()
+    assert "raw_text" not in manifest_of(out)
+    packed.write_bytes(gzip.compress(write_conllu(source, make_sentences(), "X=y|SpaceAfter=No").read_bytes()))
+    main([packed, packed, data / "tokenizer", tmp_path / "raw"])
+    tokenizer = load_tokenizer(data / "tokenizer")
+    texts = ["".join(word for word, _, _ in rows) for rows in make_sentences()]
+    pieces = [ids.tolist() for ids in MMapIndexedDataset(str(tmp_path / "raw" / "valid.tokens"))]
+    assert pieces == [tokenizer.ids_of(tokenizer.encode(text)) for text in texts]
+    assert labels_of(tmp_path / "raw") == labels_of(out)
+    assert manifest_of(tmp_path / "raw")["raw_text"] is True
+    named = ["--columns", "tag,group", "--column", "tag"]
+    main([*files, data / "tokenizer", tmp_path / "named", *named])
+    assert manifest_of(tmp_path / "named")["column"] == "tag"
+
+
+def test_a_dev_file_without_entities_has_the_columns_of_the_training_file(data, tmp_path):
+    train, dev = tmp_path / "train.txt", tmp_path / "dev.txt"
+    train.write_text("Anna NNP B-PER\nsees VBZ O\nRome NNP B-LOC\n\nthe DT O\n")
+    dev.write_text("the DT O\nsees VBZ O\n")
+    main([train, dev, data / "tokenizer", tmp_path / "out"])
+    assert manifest_of(tmp_path / "out")["column"] == "ner"
+    assert labels_of(tmp_path / "out") == [["O", "O"]]
+
+
+def test_a_column_of_any_name_has_a_folder_that_can_be_used(data, tmp_path):
+    """A CoNLL-U Plus column such as X:NER; fairseq would take its name for two folders."""
+    path = tmp_path / "a.conllup"
+    path.write_text("# global.columns = ID FORM X:NER\n1\tthe\tO\n2\tAnna\tB-PER\n")
+    folder = prepare_tagging_inside(tmp_path / "out", WordSource(path, path), load_tokenizer(data / "tokenizer"))
+    assert usable_folder(folder).name == "tagging-X.NER"
+    assert Column.of(folder).name == "X:NER"
+
+
+def test_few_labels_and_the_rest_without(data, tmp_path):
+    """10 of 40 sentences at equal distances: each fourth; the others, or those of a file, have no labels."""
+    source, out = data.parent / "train.txt", tmp_path / "rest"
+    main([source, source, data / "tokenizer", out, "--labeled", 10, "--unlabeled", "rest"])
+    everything = words_of(data, "train")
+    assert words_of(out, "train") == everything[::4]
+    assert words_of(out, "unlabeled") == [one for place, one in enumerate(everything) if place % 4]
+    assert words_of(out, "valid") == everything
+    assert not (out / "unlabeled.label.bin").exists()
+    manifest = manifest_of(out)
+    counts = {split: facts["sentences"] for split, facts in manifest["splits"].items()}
+    assert counts == {"train": 10, "valid": 40, "unlabeled": 30}
+    more = tmp_path / "more.txt"
+    more.write_text("the house\nAnna sees the (grey) house\n", encoding="utf-8")
+    main([source, source, data / "tokenizer", tmp_path / "file", "--unlabeled", more])
+    assert words_of(tmp_path / "file", "unlabeled") == [["the", "house"], ["anna", "sees", "the", "(grey)", "house"]]
+    assert words_of(tmp_path / "file", "train") == everything
+
+
+def test_without_a_dev_file_a_tenth_is_held_out_first(data, tmp_path):
+    """Of 40 sentences 4 or a few more, where some are equal; --labeled chooses from the others, and the rest is theirs."""
+    source, tokenizer = data.parent / "train.txt", load_tokenizer(data / "tokenizer")
+    folder = prepare_tagging_inside(tmp_path, WordSource(source, None, labeled=10, unlabeled="rest"), tokenizer)
+    parts = [[tuple(words) for words in words_of(folder, split)] for split in ("train", "valid", "unlabeled")]
+    train, dev, rest = parts
+    assert len(train) == 10
+    assert 4 <= len(dev) <= 6
+    assert sorted(train + dev + rest) == sorted(map(tuple, words_of(data, "train")))
+    assert not set(dev) & {*train, *rest}
+
+
+def test_spans_in_bioes(data, tmp_path):
+    source = data.parent / "train.txt"
+    main([source, source, data / "tokenizer", tmp_path / "out", "--encoding", "bioes"])
+    assert manifest_of(tmp_path / "out")["labels"] == ["B-NAME", "E-NAME", "O", "S-NAME"]
+    labels = [label for rows in labels_of(tmp_path / "out") for label in rows]
+    before = [chunk for rows in make_sentences() for _, _, chunk in rows]
+    assert [label == "O" for label in labels] == [label == "O" for label in before]
+    assert labels.count("E-NAME") == before.count("I-NAME")  # names of two words at most
+
+
+@pytest.mark.parametrize("train_has_ends", [False, True])
+def test_spans_of_the_dev_file_are_encoded_as_in_training(train_has_ends, data, tmp_path, capsys):
+    """IOB2 and IOBES; so the labels of the dev file can be learned."""
+    files = []
+    for with_ends in (train_has_ends, not train_has_ends):
+        rows = []
+        for words, tags, chunks in (zip(*sentence, strict=True) for sentence in make_sentences()):
+            rows.append(list(zip(words, tags, encode_spans(list(chunks), with_ends), strict=True)))
+        files.append(write_columns(tmp_path / f"{len(files)}.txt", rows))
+    main([*files, data / "tokenizer", tmp_path / "out"])
+    assert f"1.txt: spans are encoded in {'IOBES' if train_has_ends else 'IOB'}, as in" in capsys.readouterr().err
+    expected = [encode_spans([chunk for _, _, chunk in rows], train_has_ends) for rows in make_sentences()]
+    assert labels_of(tmp_path / "out") == expected
+    assert marks_ends(manifest_of(tmp_path / "out")["labels"]) == train_has_ends
+
+
+def test_what_is_doubtful_is_said(data, tmp_path, capsys):
+    """The share of the most frequent label, dev sentences that train too, a first label that occurs nowhere else."""
+    sentences = make_sentences()
+    dev = write_columns(tmp_path / "dev.txt", [[("Zoë", "ADV", "O")] * 3, *sentences[:1], [("Ada", "X", "O")]])
+    train = write_columns(tmp_path / "train.txt", [[("Wort", "Art", "O")], *sentences])
+    main([train, dev, data / "tokenizer", tmp_path / "out", "--column", "pos"])
+    said = capsys.readouterr().err
+    in_dev = ["ADV"] * 3 + [pos for _, pos, _ in sentences[0]] + ["X"]
+    most = max(set(in_dev), key=in_dev.count)
+    assert f"scored by accuracy ({most} is {in_dev.count(most) / len(in_dev):.1%} of the dev words)" in said
+    assert "the label of the first word, Art, occurs once: is the line a header?" in said
+    seen = 1 + (sentences[0][0][0] == "Ada")
+    assert f"{seen} of 3 dev sentences train too: the scores may be too high" in said
+    assert Column.of(tmp_path / "out").seen == seen
+    assert f"{train}: 41 sentences, one word a line (columns pos, ner)" in said
+
+
+def test_refusals(data, tmp_path, capsys):
+    """One line that names the file and what is wrong; nothing is left of OUT."""
+    source, tokenizer, out = data.parent / "train.txt", data / "tokenizer", tmp_path / "out"
+    same = write_columns(tmp_path / "same.txt", [[("a", "X", "O"), ("b", "X", "O")], [("b", "X", "B-Y")]])
+    others = write_columns(tmp_path / "others.txt", [[("a", "Y", "O"), ("b", "Z", "B-PERSON")]])
+    double = write_columns(tmp_path / "double.txt", [[("a", "X", "O"), ("b", "X", "B-Y|B-Z"), ("c", "X", "I-Y")]])
+    commas = write_columns(tmp_path / "commas.txt", [[("a", "X", "O,O"), ("b", "X", "B-Y,O"), ("c", "X", "I-Y,O")]])
+    bilou = write_columns(tmp_path / "bilou.txt", [[("a", "X", "O"), ("b", "X", "U-Y")]])
+    header = write_columns(tmp_path / "header.txt", [[("Wort", "Art", "Etikett"), ("b", "X", "B_Y")]])
+    for folder, name in (("full", "file"), ("foreign", "tagging.json")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / name).write_text('{"labels": []}')
+    for train, dev, target, flags, message in (
+        (source, source, data, ["--column", "pos"], "(settings column: nothing there, pos here)"),
+        (source, source, out, ["--column", "x"], "no column x: give --column with one of pos, ner"),
+        (source, source, tmp_path / "a:b", [], "fairseq separates folders at ':'"),
+        (tmp_path / "absent", source, out, [], "no such file"),
+        (source, source, out, ["--columns", "../../x,y"], "'../../x' cannot name a column"),
+        (source, source, out, ["--columns", "pos,pos"], "names 'pos' twice"),
+        (source, others, out, [], "others.txt, column ner: no label is in"),
+        (source, others, out, ["--column", "pos"], "(Y Z): give files with the same labels"),
+        (bilou, header, out, [], "header.txt, line 1: the label 'Etikett' of the word 'Wort' marks no span, as the"),
+        (double, source, out, [], "double.txt, line 2: the label 'B-Y|B-Z' of the word 'b' has two labels"),
+        (commas, commas, out, [], "commas.txt, line 1: the label 'O,O' of the word 'a' has two labels"),
+        (same, source, out, ["--column", "pos"], "column pos: all words that train have the label"),
+        (same, same, out, ["--labeled", "1"], "all words that train have the label O: give another column, or more"),
+        (source, source, out, ["--unlabeled", "rest"], "--unlabeled rest is what --labeled N leaves"),
+        (source, source, out, ["--labeled", "41"], f"--labeled 41: {source} has 40 sentences: give 1 to as many"),
+        (source, source, out, ["--encoding", "bioes", "--column", "pos"], "is for labels that mark spans"),
+        (source, source, out, ["--unlabeled", "absent.txt"], "absent.txt"),
+        (source, source, tmp_path / "full", [], "contains no tagging data"),
+        (source, source, tmp_path / "foreign", [], "was made with other files or settings"),
+    ):
+        line = error_line(capsys, main, train, dev, tokenizer, target, *flags, reports_progress=True)
+        assert message in line, flags
+    assert not out.exists()

@@ -1,0 +1,59 @@
+"""The divergence of two predictions: words by hand, a float64 loop, classes that are excluded, gradients."""
+
+import math
+
+import pytest
+import torch
+
+from amos_fairseq.downstream.words.view_training import confident, summed_divergence
+
+
+def test_two_words_by_hand() -> None:
+    """p = (3/4, 1/4) and q = (1/2, 1/2): 3/4 ln 3/2 + 1/4 ln 1/2. The second word is predicted alike; a third slot is
+    padded."""
+    fixed = torch.tensor([[[math.log(3), 0.0], [5.0, 5.0], [9.0, 0.0]]])
+    scores = torch.tensor([[[1.0, 1.0], [-2.0, -2.0], [0.0, 9.0]]])
+    found = summed_divergence(fixed, scores, torch.tensor([[True, True, False]]))
+    assert float(found) == pytest.approx(0.75 * math.log(1.5) + 0.25 * math.log(0.5), rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("hard", "confidence", "counted"),
+    [(True, 0.0, (1.0, 1.0)), (True, 0.7, (1.0, 0.0)), (False, 0.76, (0.0, 0.0)), (False, 0.5, (1.0, 1.0))],
+)
+def test_hard_targets_and_confidence_by_hand(hard: bool, confidence: float, counted: tuple[float, float]) -> None:
+    """p = (3/4, 1/4) with q = (1/2, 1/2), and p = (1/3, 2/3) with q = (1/5, 4/5); the hard targets are the first class and the
+    second. The most likely classes have 3/4 and 2/3; a padded slot has a certain prediction."""
+    fixed = torch.tensor([[[math.log(3), 0.0], [0.0, math.log(2)], [99.0, 0.0]]])
+    scores = torch.tensor([[[1.0, 1.0], [0.0, math.log(4)], [0.0, 99.0]]], requires_grad=True)
+    is_word = confident(fixed, torch.tensor([[True, True, False]]), confidence)
+    found = summed_divergence(fixed, scores, is_word, hard)
+    first = 0.75 * math.log(1.5) + 0.25 * math.log(0.5)
+    second = math.log(5 / 3) / 3 + 2 / 3 * math.log(5 / 6)
+    terms = (math.log(2), math.log(1.25)) if hard else (first, second)
+    assert float(found.detach()) == pytest.approx(sum(a * b for a, b in zip(terms, counted, strict=True)), abs=1e-6)
+    found.backward()
+    assert scores.grad.any(-1).tolist() == [[*map(bool, counted), False]]
+
+
+def test_a_loop_in_float64() -> None:
+    """Edges of trees: classes in two dimensions, some of them excluded on both sides; the gradient reaches q alone."""
+    generator = torch.Generator().manual_seed(1)
+    fixed, scores = (torch.randn(2, 3, 4, 2, generator=generator).requires_grad_() for _ in range(2))
+    is_word = torch.tensor([[True, True, True], [True, False, False]])
+    excluded = torch.zeros(2, 3, 4, 1, dtype=torch.bool)
+    excluded[:, :, 3], excluded[0, 1, 2] = True, True
+    total = summed_divergence(*(own.masked_fill(excluded, -math.inf) for own in (fixed, scores)), is_word)
+    expected = 0.0
+    for row, word in is_word.nonzero().tolist():
+        kept = [candidate for candidate in range(4) if not excluded[row, word, candidate]]
+        p, q = (own[row, word, kept].double().flatten().softmax(0) for own in (fixed, scores))
+        expected += sum(float(a * (a / b).log()) for a, b in zip(p, q, strict=True))
+    assert float(total.detach()) == pytest.approx(expected, rel=1e-5)  # float32 sums of 4 words
+    total.backward()
+    assert fixed.grad is None
+    assert scores.grad.isfinite().all()
+    # d KL / d scores = q - p, 0 at padded slots and excluded classes.
+    own = [fixed.detach().masked_fill(excluded, -math.inf), scores.detach().masked_fill(excluded, -math.inf)]
+    p, q = (one.flatten(2).softmax(-1).view_as(one) for one in own)
+    torch.testing.assert_close(scores.grad, (q - p) * is_word[..., None, None])

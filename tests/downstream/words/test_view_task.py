@@ -1,0 +1,316 @@
+"""Cross-view training of words: which sentences are beside the labeled ones, when, what gets a gradient, several columns."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from fine_tuning_tasks import build_amos, set_up
+from synthetic_tagging import make_sentences, prepare_tagging
+
+from amos_fairseq.downstream.words.task import SequenceTaggingCriterion, SequenceTaggingTask
+from amos_fairseq.errors import UserError
+
+ALL = "full,forward,backward,future,past,word_dropout"
+
+
+@pytest.fixture(scope="module")
+def ner(tmp_path_factory):
+    """10 sentences with labels and the other 30 without."""
+    return prepare_tagging(tmp_path_factory.mktemp("ner"), "--labeled", "10", "--unlabeled", "rest")
+
+
+@pytest.fixture(scope="module")
+def pos(tmp_path_factory):
+    return prepare_tagging(tmp_path_factory.mktemp("pos"), "--column", "pos", "--encoding", "file")
+
+
+def make_task(*data, **settings) -> SequenceTaggingTask:
+    given = {"tokens_per_sentence": 40, "max_update": 10, "total_num_update": 0} | settings
+    task = set_up("sequence_tagging", ":".join(map(str, data)), **given)
+    task.load_dataset("train")
+    return task
+
+
+def build(task: SequenceTaggingTask, **settings):
+    torch.manual_seed(0)
+    return build_amos(task, linear_init_std=0.1, **settings)
+
+
+def epoch_iterator(task, epoch: int, size: int, **settings):
+    settings |= {"max_sentences": size, "max_positions": 40}
+    return task.get_batch_iterator(task.datasets["train"], epoch=epoch, **settings)
+
+
+def batches(task, epoch: int = 1, size: int = 4, **settings) -> list[dict]:
+    return list(epoch_iterator(task, epoch, size, **settings).next_epoch_itr())
+
+
+def batches_after_a_stop(task, epoch: int, size: int) -> list[dict]:
+    """Those that follow the first one of an epoch, after a stop there."""
+    stopped, resumed = (epoch_iterator(task, epoch, size) for _ in range(2))
+    next(stopped.next_epoch_itr())
+    resumed.load_state_dict(stopped.state_dict())
+    return list(resumed.next_epoch_itr())
+
+
+def unlabeled_of(batch: dict) -> list[tuple[int, ...]]:
+    unlabeled = batch["net_input"]["unlabeled"]
+    rows = zip(unlabeled["src_tokens"].tolist(), unlabeled["lengths"], strict=True)
+    return [tuple(row[:length]) for row, length in rows]
+
+
+def test_each_unlabeled_sentence_is_read_once_before_one_is_read_again(ner):
+    """Three epochs of 10 labeled sentences read the 30 others once. Loader processes, ranks and a resume change nothing."""
+    task = make_task(ner, views="full")
+    dataset = task.datasets["train"]
+    every = Counter(tuple(dataset.unlabeled[index]["tokens"].tolist()) for index in range(30))
+    epochs = [[unlabeled_of(batch) for batch in batches(task, epoch)] for epoch in (1, 2, 3, 4)]
+    assert [list(map(len, epoch)) for epoch in epochs] == [[4, 4, 2]] * 4, "as many as labeled ones"
+    assert Counter(sentence for epoch in epochs[:3] for batch in epoch for sentence in batch) == every
+    assert epochs[3] != epochs[0], "the next pass has another order"
+    assert [unlabeled_of(batch) for batch in batches(task, 2, num_workers=2)] == epochs[1]
+    # Two ranks leave out what makes no whole update, two of ten sentences: 15 epochs of 8 read each of 30 four times.
+    ranks, micro = make_task(ner, views="full"), make_task(ner, views="full", update_freq=[2])
+    read = Counter()
+    for epoch in range(1, 16):
+        parts = [batches(ranks, epoch, 2, num_shards=2, shard_id=rank) for rank in (0, 1)]
+        joined = [unlabeled_of(one) + unlabeled_of(other) for one, other in zip(*parts, strict=True)]
+        read.update(sentence for batch in joined for sentence in batch)
+    alone = [unlabeled_of(batch) for batch in batches(micro, 15, 2)]
+    assert [one + other for one, other in zip(alone[::2], alone[1::2], strict=True)] == joined
+    assert read == Counter({sentence: 4 * count for sentence, count in every.items()})
+    assert [unlabeled_of(batch) for batch in batches_after_a_stop(task, 2, 4)] == epochs[1][1:]
+
+
+def test_a_resume_with_other_unlabeled_sentences_is_refused(ner, tmp_path):
+    """As many as before, in the middle of an epoch and at its end; a checkpoint without the fingerprint is continued."""
+    lines = [" ".join(word for word, _, _ in rows) for rows in make_sentences(30, seed=2)]
+    (tmp_path / "others.txt").write_text("\n".join(lines), encoding="utf-8")
+    other = prepare_tagging(tmp_path / "other", "--labeled", "10", "--unlabeled", str(tmp_path / "others.txt"))
+    iterators = [epoch_iterator(make_task(data, views="full"), 1, 4) for data in (ner, other)]
+    states = [iterators[0].state_dict() for _ in iterators[0].next_epoch_itr()]
+    assert [state["iterations_in_epoch"] for state in states] == [1, 2, 0]
+    for state in states:
+        with pytest.raises(UserError, match="other unlabeled sentences: give the same data, or add --reset-dataload"):
+            iterators[1].load_state_dict(state)
+        del state["data_fingerprint"]
+    iterators[1].load_state_dict(states[0])
+
+
+def test_batches_of_similar_lengths_have_unlabeled_sentences_of_similar_lengths(ner):
+    """In an epoch the order of both by length is the same; the sentences of three epochs are still the 30."""
+    task = make_task(ner, views="full", similar_lengths=True)
+    dataset, read = task.datasets["train"], []
+    for epoch in (1, 2, 3):
+        lengths = []
+        for batch in batches(task, epoch, 3):
+            others = batch["net_input"]["unlabeled"]["lengths"]
+            lengths += list(zip(batch["net_input"]["lengths"], others, strict=True))
+            read += unlabeled_of(batch)
+        assert [other for _, other in sorted(lengths)] == sorted(other for _, other in lengths)
+        assert len({length for length, _ in lengths}) > 4
+    assert Counter(read) == Counter(tuple(dataset.unlabeled[index]["tokens"].tolist()) for index in range(30))
+
+
+def test_without_views_batches_and_model_are_those_of_tagging(ner):
+    plain, viewed = make_task(ner), make_task(ner, views=ALL)
+    for one, other in zip(batches(plain), batches(viewed), strict=True):
+        assert "unlabeled" not in one["net_input"]
+        assert torch.equal(one["target"], other["target"])
+        assert torch.equal(one["net_input"]["src_tokens"], other["net_input"]["src_tokens"])
+    first, second = build(plain).state_dict(), build(viewed).state_dict()
+    assert not any(key.startswith("cross_views") for key in first)
+    assert all(torch.equal(value, second[key]) for key, value in first.items())
+    restored = build(plain)
+    restored.load_state_dict(second, strict=True)  # the modules of the views are dropped
+    for views, message in (("sideways", "'sideways' is no view: give some of full,forward"), (",", "'' is no view")):
+        with pytest.raises(UserError, match=message):
+            make_task(ner, views=views)
+    with pytest.raises(UserError, match=r"--unlabeled-start is a fraction of --max-update or --total-num-update"):
+        make_task(ner, views="full", max_update=0)
+    with pytest.raises(UserError, match="--views train the encoder, which --freeze-encoder keeps as it is"):
+        build(viewed, freeze_encoder=True)
+    with pytest.raises(UserError, match="all updates have the same size"):
+        batches(make_task(ner, views="full", update_freq=[1, 2]))
+
+
+def losses(task, model, batch) -> tuple[torch.Tensor, dict]:
+    criterion = SequenceTaggingCriterion(task, label_smoothing=0.0)
+    loss, _, log = criterion(model, batch)
+    return loss, log
+
+
+def test_gradients_of_the_consistency_term(ner):
+    """The term leaves the head alone, reaches every other part, and does not train the teacher: without dropout, the prediction
+    that it is compared with has no gradient and is that of the evaluation."""
+    views = ALL.removesuffix(",word_dropout")
+    task = make_task(ner, views=views, unlabeled_start=0.0)
+    model, batch = build(task, dropout=0.1), batches(task)[0]
+    model.train()
+    task.train_step(batch, model, SequenceTaggingCriterion(task, 0.0), Optimizer(), 0)
+    with_term = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+    assert all(gradient.any() for gradient in with_term.values())
+    model.zero_grad()
+    batch["unlabeled_weight"] = 0.0
+    task.train_step(batch, model, SequenceTaggingCriterion(task, 0.0), Optimizer(), 0)
+    for name, parameter in model.named_parameters():
+        is_view, is_head = name.startswith("cross_views."), name.startswith("word_heads.")
+        assert parameter.grad.any() != is_view, name
+        assert torch.equal(parameter.grad, with_term[name]) == is_head, name
+    with torch.no_grad():
+        output = model(**batch["net_input"])
+        assert all(module.training for module in model.modules())
+        model.eval()
+        unlabeled = batch["net_input"]["unlabeled"]
+        alone = model(unlabeled["src_tokens"], word_positions=unlabeled["word_positions"])
+    is_word = unlabeled["word_positions"].ne(0)
+    torch.testing.assert_close(output.fixed["ner_labels"][is_word], alone.logits["ner_labels"][is_word])
+
+
+class Optimizer:
+    def backward(self, loss: torch.Tensor) -> None:
+        loss.backward()
+
+
+@pytest.mark.parametrize("settings", [{"max_update": 10}, {"max_update": 0, "total_num_update": 10}], ids=str)
+def test_before_the_start_the_modules_of_the_views_learn_alone(ner, settings):
+    """Until the fraction of all updates the gradient of any other part is that of the labeled words, and no word is dropped."""
+    task = make_task(ner, views="full,forward,past,word_dropout", unlabeled_start=0.3, **settings)
+    model, batch, criterion = build(task).train(), batches(task)[0], SequenceTaggingCriterion(task, 0.0)
+    for update in (0, 2, 3):
+        gradients = []
+        for weight in (batch["unlabeled_weight"], 0.0):
+            model.zero_grad()
+            _, _, log = task.train_step(batch | {"unlabeled_weight": weight}, model, criterion, Optimizer(), update)
+            gradients.append({name: parameter.grad.clone() for name, parameter in model.named_parameters()})
+        with_term, without = gradients
+        for name, gradient in with_term.items():
+            learns = update == 3 or name.startswith("cross_views.")
+            assert torch.equal(gradient, without[name]) != learns, (update, name)
+        assert ("_kl_word_dropout" in log) == (update == 3)
+        assert log.keys() >= {"_kl_full", "_kl_forward", "_kl_past"}
+
+
+def test_word_dropout_alone_begins_after_the_start(ner):
+    task = make_task(ner, views="word_dropout", unlabeled_start=0.3, max_update=10)
+    model, batch, criterion = build(task).train(), batches(task)[0], SequenceTaggingCriterion(task, 0.0)
+    for update, begins in ((2, False), (3, True)):
+        loss, _, log = task.train_step(batch, model, criterion, Optimizer(), update)
+        assert ("_kl_word_dropout" in log) == begins
+        assert (float(loss.detach()) != float(log.get("_labeled_loss", log["loss"]))) == begins
+
+
+@pytest.fixture(scope="module")
+def pos_and_more(tmp_path_factory):
+    """Parts of speech of 20 sentences, and 20 without."""
+    return prepare_tagging(tmp_path_factory.mktemp("more"), "--column", "pos", "--labeled", "20", "--unlabeled", "rest")
+
+
+def test_several_columns_share_unlabeled_sentences(ner, pos):
+    """10 sentences of entities, 40 of parts of speech: n = 40^0.25 |D|^0.75 = 14 and 40 an epoch; each unlabeled sentence
+    has predictions for both columns, and each labeled one for its own."""
+    task = make_task(ner, pos, views="full,future")
+    model, found = build(task).eval(), batches(task, size=9)
+    assert sum(len(batch["id"]) for batch in found) == 54
+    assert sum(len(batch["net_input"]["rows_of_heads"]["ner_labels"]) for batch in found) == 14
+    batch = found[0]
+    with torch.no_grad():
+        loss, log = losses(task, model, batch)
+        output = model(**batch["net_input"])
+    assert output.views.keys() == output.fixed.keys() == output.logits.keys() == {"ner_labels", "pos_labels"}
+    labeled, words = 0.0, 0
+    for head, rows in batch["net_input"]["rows_of_heads"].items():
+        part, own = batch["parts"][head], output.logits[head].double().log_softmax(-1)
+        for row, place in enumerate(rows.tolist()):
+            positions = batch["net_input"]["word_positions"][place]
+            for word, label in enumerate(part["labels"][row][: int(positions.ne(0).sum())]):
+                labeled -= float(own[row, word, label])
+                words += 1
+    assert words == batch["nwords"]
+    assert float(log["_labeled_loss"]) == pytest.approx(labeled, rel=1e-5)
+    unlabeled_words = batch["net_input"]["unlabeled"]["word_positions"].ne(0).nonzero().tolist()
+    assert log["_unlabeled_words"] == len(unlabeled_words)
+    divergence = 0.0
+    for head, views in output.views.items():
+        p = output.fixed[head].double().softmax(-1)
+        for scores in views.values():
+            q = scores.double().softmax(-1)
+            for row, word in unlabeled_words:
+                divergence += float((p[row, word] * (p[row, word] / q[row, word]).log()).sum())
+    # The mean number of words of a labeled sentence of an epoch, 14 of entities and 40 of parts of speech.
+    data = task.datasets["train"]
+    parts = (*data.labeled.tasks.values(), data.unlabeled)
+    means = [np.mean([len(rows[index]["positions"]) for index in range(len(rows))]) for rows in parts]
+    weight = (14 * means[0] + 40 * means[1]) / 54 / means[2]
+    assert float(loss) == pytest.approx(labeled + weight * divergence, rel=1e-4)
+    assert {key for key in log if key.startswith("_count_")} >= {"_count_words/pos", "_count_right_spans/ner"}
+    equal = make_task(ner, pos, sampling_exponent=0.0)
+    assert equal.datasets["train"].rows_of_tasks == [40, 40]
+    with pytest.raises(UserError, match="--views needs sentences without labels"):
+        make_task(pos, views="full")
+
+
+def test_hard_targets_and_a_threshold_of_the_task(ner):
+    """Words by hand in float64: the most likely class of those that have it with P, which half of them reach, counted."""
+    task = make_task(ner, views="full,past", unlabeled_start=0.0, view_targets="hard")
+    model, batch = build(task).eval(), batches(task)[0]
+    words = batch["net_input"]["unlabeled"]["word_positions"].ne(0).nonzero().tolist()
+    with torch.no_grad():
+        output = model(**batch["net_input"])
+        predictions = [output.fixed["ner_labels"][row, word].double().softmax(-1) for row, word in words]
+        least = task.cfg.view_confidence = float(np.median([float(p.max()) for p in predictions])) + 1e-6
+        loss, log = losses(task, model, batch)
+    divergence, num_confident = 0.0, 0
+    for (row, word), p in zip(words, predictions, strict=True):
+        if p.max() >= least:
+            num_confident += 1
+            for scores in output.views["ner_labels"].values():
+                divergence -= float(scores[row, word].double().log_softmax(-1)[p.argmax()])
+    assert 0 < num_confident < len(words)
+    assert float(log["_confident_words"]) == num_confident
+    assert float(loss - log["_labeled_loss"]) == pytest.approx(batch["unlabeled_weight"] * divergence, rel=1e-4)
+
+
+def test_one_column_at_a_time_learns_from_unlabeled_sentences(ner, pos):
+    """Each column is drawn in 5 to 15 of 20 updates (a fair coin leaves that with p = 0.012; the seed is fixed); the loss is
+    that of its modules alone, every module still has a gradient, and the draw is a function of the update."""
+    settings = {"views": "full,past", "unlabeled_start": 0.0}
+    all_columns, one = (make_task(ner, pos, view_heads=heads, **settings) for heads in ("all", "one"))
+    model, batch, drawn = build(one).train(), batches(one, size=9)[0], []
+    for update in (*range(20), 0):
+        gradients = []
+        for task in (one, all_columns):
+            model.zero_grad()
+            task.train_step(batch, model, SequenceTaggingCriterion(task, 0.0), Optimizer(), update)
+            views = model.cross_views.heads.named_parameters()
+            gradients.append({name: parameter.grad.clone() for name, parameter in views})
+        own, both = gradients
+        columns = {name: "ner" if "ner_labels" in name else "pos" for name in both}
+        assert set(columns.values()) == {"ner", "pos"}
+        assert all(gradient.any() for gradient in both.values())
+        (column,) = {columns[name] for name, gradient in own.items() if gradient.any()}
+        assert all(torch.equal(own[name], both[name]) for name in own if columns[name] == column)
+        drawn.append(column)
+    assert drawn[-1] == drawn[0]
+    assert 5 <= drawn[:-1].count("ner") <= 15
+
+
+def test_columns_with_unlabeled_sentences_of_their_own(ner, pos_and_more):
+    """n = 20^0.25 |D|^0.75 = 12 and 20 sentences an epoch, in updates of 8; 25 epochs of 32 read the 30 + 20 others 16 times.
+    Two ranks read what one does, and so does a resume."""
+    task = make_task(ner, pos_and_more, views="full")
+    data = task.datasets["train"]
+    every = Counter(tuple(data.unlabeled[index]["tokens"].tolist()) for index in range(50))
+    read = Counter()
+    for epoch in range(1, 26):
+        read.update(sentence for batch in batches(task, epoch, 8) for sentence in unlabeled_of(batch))
+    assert read == Counter({sentence: 16 * count for sentence, count in every.items()})
+    alone = batches(make_task(ner, pos_and_more, views="full", update_freq=[2]), 3, 3)
+    parts = [batches(task, 3, 3, num_shards=2, shard_id=rank) for rank in (0, 1)]
+    for number, batch in enumerate(alone):
+        other = parts[number % 2][number // 2]
+        assert torch.equal(batch["id"], other["id"])
+        assert unlabeled_of(batch) == unlabeled_of(other)
+    expected = [unlabeled_of(batch) for batch in batches(task, 3, 6)[1:]]
+    assert [unlabeled_of(batch) for batch in batches_after_a_stop(task, 3, 6)] == expected
