@@ -26,10 +26,10 @@ TEXT = "text"
 # The module that does the work, and what the same command does when it was interrupted.
 KINDS = {
     TEXT: ("text.prepare", "it continues after the last finished part"),
-    "glue": ("downstream.classification.glue.prepare", "finished tasks are skipped"),
-    "glue-download": ("downstream.classification.glue.download", "finished tasks are skipped"),
-    "squad": ("downstream.squad.prepare", "it starts again"),
-    "tagging": ("downstream.tagging.prepare", "it starts again"),
+    "glue": ("downstream.texts.glue.prepare", "finished tasks are skipped"),
+    "glue-download": ("downstream.texts.glue.download", "finished tasks are skipped"),
+    "squad": ("downstream.spans.prepare", "it starts again"),
+    "tagging": ("downstream.words.prepare", "it starts again"),
     "probing": ("probing.tasks", "it starts again"),
 }
 

@@ -30,7 +30,8 @@ def parity(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 
 def test_a_folder_and_a_name_make_a_task(parity, tmp_path: Path) -> None:
-    assert all((ROOT / f"amos_fairseq/downstream/{name}/task.py").is_file() for name in amos_fairseq.DOWNSTREAM_TASKS)
+    files = [f"amos_fairseq/downstream/{name.replace('.', '/')}.py" for name in amos_fairseq.DOWNSTREAM_TASKS]
+    assert all((ROOT / file).is_file() for file in files)
     dictionary, draw = small_dictionary(), np.random.default_rng(1)
     small_dictionary().save(str(tmp_path / "dict.txt"))
     for split, count in (("train", 60), ("valid", 10)):

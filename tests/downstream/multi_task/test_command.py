@@ -12,6 +12,7 @@ import pytest
 from synthetic_glue import INFERENCE, session
 
 from amos_fairseq.checkpoints.read import load_checkpoint
+from amos_fairseq.downstream.multi_task.command import MultiTaskGlue
 from amos_fairseq.downstream.texts.command import read_glue_data
 from amos_fairseq.downstream.texts.glue.command import GlueOptions, open_glue
 from amos_fairseq.downstream.texts.teachers import read_predictions, read_teachers
@@ -124,7 +125,7 @@ def test_a_run_of_all_tasks_has_a_row_of_single_tasks(start, data, tmp_path, fak
     scores = {1: (70.0, 10.0), 2: (60.0, 40.0), 3: (65.0, 20.0)}  # means of 40, 50 and 42.5
     opened = session(start, tmp_path / "out", seeds=3)
     opened = dataclasses.replace(opened, recipe=load_recipe(str(recipe), "base"))
-    benchmark = open_glue(opened, data, ["RTE", "STS-B"], GlueOptions(multi_task=True))
+    benchmark = open_glue(opened, data, ["RTE", "STS-B"], GlueOptions(), MultiTaskGlue)
 
     def evaluate(task, checkpoint, device, stop):
         rte, stsb = scores[int(checkpoint.parent.name.removeprefix("seed"))]
@@ -150,7 +151,7 @@ def test_a_run_of_all_tasks_has_a_row_of_single_tasks(start, data, tmp_path, fak
     assert fake_training.flag(flags, "--total-num-update") == str(rows * 6 // 16)
     assert fake_training.flag(flags, "--sampling-exponent") == "0.75"
     assert not any("share of the training" in note for note in table.notes)
-    by_size = open_glue(opened, data, ["RTE", "STS-B"], GlueOptions(multi_task=True, sampling_exponent=1.0))
+    by_size = open_glue(opened, data, ["RTE", "STS-B"], GlueOptions(sampling_exponent=1.0), MultiTaskGlue)
     run = by_size.plan(by_size.tasks.values())[0]
     given = fake_training.flag(by_size.train_flags(run), "--sampling-exponent")
     assert run.identity["sampling_exponent"] == float(given)
@@ -166,7 +167,7 @@ def test_the_archive_of_one_model_has_all_test_sets(start, data, tmp_path, fake_
     """AX, which has no head of its own, is predicted by that of MNLI."""
     recipe = load_recipe("bam", "base", {"batch_size": 8})
     opened = dataclasses.replace(session(start, tmp_path, seeds=1), recipe=recipe)
-    benchmark = open_glue(opened, data, ["CoLA", "MNLI"], GlueOptions(with_test=True, multi_task=True))
+    benchmark = open_glue(opened, data, ["CoLA", "MNLI"], GlueOptions(with_test=True), MultiTaskGlue)
     outcome = run_benchmark(benchmark)
     assert outcome.failures == []
     notices = "\n".join(outcome.notices)
