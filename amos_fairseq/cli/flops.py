@@ -7,13 +7,11 @@ from typing import Any
 from amos_fairseq.cli.arguments import add_configuration, add_subcommand, import_fairseq
 
 DESCRIPTION = """\
-Count the floating point operations of a configuration on its own model, loss and batch, without data. There are two
-conventions. "today": the matrix products of the forward and backward pass as autograd runs them (the backward pass costs twice
-the forward pass, less where a gradient is stopped). "thesis" (Clark 2021, section 5.2.2, the FLOPs of ELECTRA's tables): the
-backward pass costs as much as the forward pass, embedding lookups are products with one-hot vectors, and element-wise
-operations count. Both count what model.kernels runs on a GPU: the output layer computes its logits once for loss and samples,
-and again in the backward pass. Inference is the forward pass of the final encoder. Neither convention includes the optimizer's
-step. An update consists of the batches of all ranks: one rank per GPU of this machine, unless
+Count the floating point operations of a configuration on its own model, loss and batch, without data: the matrix products of
+the forward and backward pass as autograd runs them (the backward pass costs twice the forward pass, less where a gradient is
+stopped). What model.kernels runs on a GPU is counted: the output layer computes its logits once for loss and samples, and again
+in the backward pass. Inference is the forward pass of the final encoder. The optimizer's step is not counted. An update
+consists of the batches of all ranks: one rank per GPU of this machine, unless
 distributed_training.distributed_world_size sets another number.
 """
 

@@ -2,9 +2,9 @@
 
 import dataclasses
 import reprlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from fairseq.data import Dictionary
@@ -19,7 +19,7 @@ from amos_fairseq.checkpoint_files import checkpoint_file
 from amos_fairseq.checkpoints.read import read_state
 from amos_fairseq.data.vocabulary import Vocabulary
 from amos_fairseq.errors import UserError
-from amos_fairseq.flops.counting import DEVICE, CountedUpdate, Operations, TrainingFlops, build_update, count_operations
+from amos_fairseq.flops.counting import DEVICE, CountedUpdate, TrainingFlops, build_update, count_matmuls
 from amos_fairseq.output.tables import Table
 from amos_fairseq.recipes import DEFAULT_VOCABULARY, VOCABULARY_OF_WIDTH, Costs, find_recipe
 from amos_fairseq.recipes.composition import compose_recipe
@@ -72,17 +72,8 @@ def checkpoint_configuration(
     """Return the settings of a run, with defaults for newer settings, and the vocabulary size of its token embeddings."""
     settings = dict(state["cfg"])
     settings["model"] = model_settings(file, settings["model"])
-    if "embed_tokens.weight" not in state["model"]:
-        raise UserError(f"{file} has no token embeddings: give an unmodified pretraining checkpoint")
-    groups = {field.name for field in dataclasses.fields(FairseqConfig) if dataclasses.is_dataclass(field.type)}
-    if wrong := next((name for name in sorted(groups) if not isinstance(settings.get(name, {}), dict)), None):
-        raise UserError(f"{file} has no settings in cfg.{wrong}: give a checkpoint as it was saved")
-    section = settings.get("criterion")
-    criterion = section.get("_name") if isinstance(section, dict) else section
-    if criterion is not None and config_class("criterion", criterion) is None:
-        raise UserError(
-            f"{file}: the criterion {reprlib.repr(criterion)} is not known: give a checkpoint of fairseq-train"
-        )
+    if missing := missing_part(settings, state["model"]):
+        raise UserError(f"{file} has no {missing}: give a checkpoint of pretraining as fairseq-train saved it")
     try:
         cfg = OmegaConf.create(settings)
         add_defaults(cfg)  # and types, but not for fairseq's own groups
@@ -99,6 +90,20 @@ def checkpoint_configuration(
     return cfg, state["model"]["embed_tokens.weight"].size(0)
 
 
+def missing_part(settings: dict[str, Any], weights: dict[str, Any]) -> str | None:
+    """Return what the content of a checkpoint lacks to be counted; None if it lacks nothing."""
+    if "embed_tokens.weight" not in weights:
+        return "token embeddings"
+    groups = sorted(field.name for field in dataclasses.fields(FairseqConfig) if dataclasses.is_dataclass(field.type))
+    if wrong := next((name for name in groups if not isinstance(settings.get(name, {}), dict)), None):
+        return f"settings in cfg.{wrong}"
+    section = settings.get("criterion")
+    criterion = section.get("_name") if isinstance(section, dict) else section
+    if criterion is not None and config_class("criterion", criterion) is None:
+        return f"criterion that is known, but {reprlib.repr(criterion)}"
+    return None
+
+
 def build_counted_update(cfg: DictConfig, vocabulary_size: int | None = None, reference: bool = False) -> CountedUpdate:
     """Build what ``fairseq-hydra-train`` would train: :func:`~amos_fairseq.flops.counting.build_update`.
 
@@ -112,20 +117,14 @@ def build_counted_update(cfg: DictConfig, vocabulary_size: int | None = None, re
     return build_update(cfg, build_task(cfg.task, vocabulary_size), reference)
 
 
-def training_flops(
-    cfg: DictConfig,
-    vocabulary_size: int | None = None,
-    convention: Literal["today", "thesis"] = "today",
-    reference: bool = False,
-) -> TrainingFlops:
+def training_flops(cfg: DictConfig, vocabulary_size: int | None = None, reference: bool = False) -> TrainingFlops:
     """Count one update of the model and criterion of ``cfg``, assuming full blocks; the arguments of
-    :func:`build_counted_update`, and a convention of :mod:`amos_fairseq.flops.counting`.
+    :func:`build_counted_update`.
 
     Raises:
         UserError: the settings describe no pretraining run, or one without an end or with a varying cost per update.
     """
-    update = build_counted_update(cfg, vocabulary_size, reference)
-    return update.by_thesis() if convention == "thesis" else update.by_autograd()
+    return build_counted_update(cfg, vocabulary_size, reference).training()
 
 
 def count_costs(name: str, config_dir: Path, vocabulary_size: int | None = None) -> Costs:
@@ -166,12 +165,11 @@ def build_task(cfg: DictConfig, vocabulary_size: int | None) -> TextPretrainingT
 
 def synthetic_dictionary(size: int) -> Dictionary:
     """Build a dictionary of ``size`` entries, special symbols and ``<mask>`` included; pieces have counts as in a corpus."""
-    if size > LARGEST_VOCABULARY:
-        raise UserError(f"a vocabulary of {size} is more than the {LARGEST_VOCABULARY:,} that can be counted")
     dictionary = Dictionary()
     num_pieces = size - len(dictionary) - 1
-    if num_pieces < 1:
-        raise UserError(f"a vocabulary of {size} has no room for pieces beside {len(dictionary) + 1} special symbols")
+    if num_pieces < 1 or size > LARGEST_VOCABULARY:
+        smallest = len(dictionary) + 2  # with a piece, and <mask>
+        raise UserError(f"a vocabulary of {size} cannot be counted: give from {smallest} to {LARGEST_VOCABULARY:,}")
     for number in range(num_pieces):
         dictionary.add_symbol(f"piece{number}", n=num_pieces - number)
     dictionary.add_symbol(MASK_SYMBOL)
@@ -183,37 +181,27 @@ class FlopsReport(NamedTuple):
 
     Attributes:
         modules: forward pass per token, by part of the model.
-        today, thesis: training by either convention.
         inference_length: number of tokens that the encoder processes.
-        inference: forward pass of the final encoder alone; today's convention counts its ``matmul``, the thesis all. None if
-            no encoder remains after training (TwoTower).
+        inference: forward pass of the final encoder alone; None if no encoder remains after training (TwoTower).
     """
 
     update: CountedUpdate
-    modules: dict[str, Operations]
-    today: TrainingFlops
-    thesis: TrainingFlops
+    modules: dict[str, float]
+    training: TrainingFlops
     inference_length: int
-    inference: Operations | None
-
-    @property
-    def forward(self) -> Operations:
-        return total(self.modules.values())
+    inference: int | None
 
     def as_json(self) -> dict[str, Any]:
+        cost = self.training
         return {
             "objective": self.update.cfg.criterion._name,
             "embedding_rows": self.update.model.embed_tokens.num_embeddings,
             "tokens_per_sequence": self.update.cfg.task.tokens_per_sample,
             "sequences_per_update": self.update.batch["nsentences"] * self.update.batches,
-            "max_update": self.today.max_update,
-            "forward_per_token": {name: operations._asdict() for name, operations in self.modules.items()},
-            "training": {
-                name: {"per_token": cost.per_token, "per_update": cost.per_update, "total": cost.total}
-                for name, cost in (("today", self.today), ("thesis", self.thesis))
-            },
-            "inference": self.inference
-            and {"tokens": self.inference_length, "today": self.inference.matmul, "thesis": self.inference.total},
+            "max_update": cost.max_update,
+            "forward_per_token": self.modules,
+            "training": {"per_token": cost.per_token, "per_update": cost.per_update, "total": cost.total},
+            "inference": self.inference and {"tokens": self.inference_length, "total": self.inference},
         }
 
 
@@ -223,7 +211,7 @@ def report_flops(
     """Count training and inference.
 
     Args:
-        cfg, vocabulary_size, reference: see :func:`~amos_fairseq.flops.configuration.training_flops`.
+        cfg, vocabulary_size, reference: see :func:`~amos_fairseq.flops.configuration.build_counted_update`.
         inference_length: number of tokens; None takes the 128 of thesis Table 5.3, or the maximum length of the model.
     """
     update = build_counted_update(cfg, vocabulary_size, reference)
@@ -231,39 +219,30 @@ def report_flops(
     length = min(128, longest) if inference_length is None else inference_length
     if not 1 <= length <= longest:
         raise UserError(f"--length {length}: the model takes 1 to {longest} tokens (model.max_positions)")
-    modules, inference = modules_per_token(update), inference_operations(update.model, length)
-    return FlopsReport(update, modules, update.by_autograd(), update.by_thesis(), length, inference)
+    modules, inference = modules_per_token(update), inference_flops(update.model, length)
+    return FlopsReport(update, modules, update.training(), length, inference)
 
 
-def modules_per_token(update: CountedUpdate) -> dict[str, Operations]:
-    """Return the parts of the model in its own order, then its work outside of them, then the criterion."""
+def modules_per_token(update: CountedUpdate) -> dict[str, float]:
+    """Return the products of the parts of the model in its own order, then of its work outside of them, then of the loss."""
     forward, root = update.forward(), type(update.model).__name__
     modules = {}
     for name, child in update.model.named_children():
         path = f"{root}.{name}"
         # A list of modules has no forward pass of its own.
         names = [f"{path}.{each}" for each, _ in child.named_children()] if isinstance(child, nn.ModuleList) else [path]
-        modules[name] = total(forward.get(each, Operations()) for each in names)
+        modules[name] = sum(forward.get(each, 0) for each in names)
     if update.cfg.model.get("generator_checkpoint"):  # a frozen generator is no submodule
         known = {"Global", root, type(update.criterion).__name__}
-        modules["frozen_generator"] = total(of for name, of in forward.items() if "." not in name and name not in known)
+        modules["frozen_generator"] = sum(of for name, of in forward.items() if "." not in name and name not in known)
     # Products with the tied token embeddings, sampling.
-    modules["output layer, sampling"] = minus(forward[root], total(modules.values()))
-    modules["loss, statistics"] = minus(forward["Global"], forward[root])
+    modules["output layer, sampling"] = forward[root] - sum(modules.values())
+    modules["loss, statistics"] = forward["Global"] - forward[root]
     num_tokens = update.batch["net_input"]["tokens"].numel()
-    per_token = {name: Operations(*(number / num_tokens for number in of)) for name, of in modules.items()}
-    return {name: operations for name, operations in per_token.items() if operations.total}
+    return {name: flops / num_tokens for name, flops in modules.items() if flops}
 
 
-def total(summands: Iterable[Operations]) -> Operations:
-    return Operations(*(sum(numbers) for numbers in zip(Operations(), *summands, strict=True)))
-
-
-def minus(whole: Operations, part: Operations) -> Operations:
-    return Operations(*(one - other for one, other in zip(whole, part, strict=True)))
-
-
-def inference_operations(model: nn.Module, length: int) -> Operations | None:
+def inference_flops(model: nn.Module, length: int) -> int | None:
     """Count the forward pass of the final encoder over one sequence of ``length`` tokens; None if there is no encoder."""
     try:
         model.encoder  # noqa: B018  (a property that may raise)
@@ -272,36 +251,27 @@ def inference_operations(model: nn.Module, length: int) -> Operations | None:
     tokens = torch.full((1, length), model.vocabulary.end, device=DEVICE)
     model.eval()
     with torch.no_grad():
-        operations = count_operations(lambda: model.extract_features(tokens))["Global"]
+        flops = count_matmuls(lambda: model.extract_features(tokens))["Global"]
     model.train()
-    return operations
+    return flops
 
 
 def print_report(name: str, report: FlopsReport) -> None:
-    """Print the training setup, the forward pass by module, training by both conventions, and inference."""
-    console, values = Console(highlight=False), report.as_json()
+    """Print the training setup, the forward pass by module, training and inference."""
+    console, values, cost = Console(highlight=False), report.as_json(), report.training
     sequences = f"{report.update.batch['nsentences']} sequences x {report.update.batches} batches"
     console.print(
         f"{name} ({values['objective']}): {values['max_update']:,} updates of {sequences} of "
         f"{values['tokens_per_sequence']} tokens; {values['embedding_rows']:,} rows of token embeddings",
         soft_wrap=True,
     )
-    modules = []
-    for module, operations in (report.modules | {"together": report.forward}).items():
-        share = f"{operations.matmul / report.forward.matmul:.1%}" if operations.matmul else ""
-        modules.append([module, *(f"{number:.3g}" if number else "" for number in operations), share])
-    columns = ["module", "products", "look-ups", "element-wise", "share of products"]
-    Table("Forward pass per token of the training text", columns, modules).print(console)
-    training = [
-        [convention, *(f"{number:.3g}" for number in (cost.per_token, cost.per_update, cost.total))]
-        for convention, cost in (
-            ("today: products, forward and backward", report.today),
-            ("thesis 5.2.2: all, 2 x forward", report.thesis),
-        )
-    ]
-    Table("Training", ["convention", "per token", "per update", "all updates"], training).print(console)
+    forward = sum(report.modules.values())
+    rows = [[module, f"{flops:.3g}", f"{flops / forward:.1%}"] for module, flops in report.modules.items()]
+    rows.append(["together", f"{forward:.3g}", ""])
+    Table("Forward pass per token of the training text", ["module", "FLOPs", "share"], rows).print(console)
+    numbers = [f"{number:.3g}" for number in (cost.per_token, cost.per_update, cost.total)]
+    Table("Training", ["per token", "per update", "all updates"], [numbers]).print(console)
     inference = "No encoder remains after training: the towers score text (amos score)."
     if report.inference is not None:
-        costs = f"{report.inference.matmul:.3g} (today), {report.inference.total:.3g} (thesis)"
-        inference = f"Inference on one text of {report.inference_length} tokens: {costs}"
+        inference = f"Inference on one text of {report.inference_length} tokens: {report.inference:.3g}"
     console.print(inference, soft_wrap=True)

@@ -47,8 +47,7 @@ class PretrainingRun:
     hardware: str | None = None
     cfg: DictConfig | None = None
     tokens_per_update: int | None = None  # of full blocks, <s> included
-    flops_per_update: int | None = None  # products of matrices in the forward and backward pass (amos flops, "today")
-    thesis_flops_per_update: int | None = None  # by the convention of thesis section 5.2.2
+    flops_per_update: int | None = None  # products of matrices in the forward and backward pass (amos flops)
     checkpoint_updates: int = 0  # of the checkpoint that losses and inspections were computed with
     setup: str = ""  # how replacements are made, such as "learned mixture of depths 4, 6, 8"; none are in MLM
     losses: list[DepthLosses] = field(default_factory=list)
@@ -150,9 +149,8 @@ def add_checkpoint(run: PretrainingRun, text: str | None, sentences: Sequence[st
             if OmegaConf.select(cfg, "lr_scheduler.minutes"):
                 cfg.lr_scheduler.minutes = 0.0
         try:
-            today, thesis = (training_flops(cfg, vocabulary_size, convention) for convention in ("today", "thesis"))
-            run.tokens_per_update, run.flops_per_update = today.tokens_per_update, today.per_update
-            run.thesis_flops_per_update = thesis.per_update
+            cost = training_flops(cfg, vocabulary_size)
+            run.tokens_per_update, run.flops_per_update = cost.tokens_per_update, cost.per_update
         except (UserError, ArithmeticError):
             pass  # no end, or a cost per update that varies
     try:

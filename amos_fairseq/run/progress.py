@@ -268,7 +268,7 @@ def announce_cost(trainer: Any) -> None:
         return
     try:
         with torch.random.fork_rng(devices=[]):
-            cost = build_update(cfg, task, reference=True).by_autograd()
+            cost = build_update(cfg, task, reference=True).training()
     except Exception as error:  # an objective of somebody else may need real tensors; this line must not end its run
         logger.warning(f"the FLOPs of this run were not counted: {one_line(str(error))}")
         return

@@ -19,7 +19,8 @@ class Budget:
     """The budget of each entry.
 
     Attributes:
-        kind: "updates"; "flops" of pretraining, counted as in thesis 5.2.2; or "minutes" of pretraining on this machine.
+        kind: "updates"; "flops" of pretraining, as ``amos flops --reference`` counts them; or "minutes" of pretraining on this
+            machine.
     """
 
     kind: str
@@ -36,25 +37,11 @@ class Budget:
         return self.amount / flops_per_update if self.kind == "flops" else self.amount * 60 / seconds_per_update()
 
 
-@dataclass(frozen=True)
-class Cost:
-    """Floating point operations of one update.
+def flops_per_update(cfg: DictConfig) -> float:
+    """Count one update on the real model, criterion and batch; raise ``UserError`` if the cost changes between updates."""
+    from amos_fairseq.flops.configuration import training_flops
 
-    Attributes:
-        thesis: thesis 5.2.2: backward as much as forward, dense embedding look-ups, element-wise operations.
-        matmuls: only matrix products, forward and backward.
-    """
-
-    thesis: float
-    matmuls: float
-
-    @classmethod
-    def of(cls, cfg: DictConfig) -> "Cost":
-        """Count on the real model, criterion and batch; raise ``UserError`` if the cost changes between updates."""
-        from amos_fairseq.flops.configuration import training_flops
-
-        thesis = training_flops(cfg, convention="thesis", reference=True).per_update
-        return cls(float(thesis), float(training_flops(cfg, reference=True).per_update))
+    return float(training_flops(cfg, reference=True).per_update)
 
 
 def share_name(share: float) -> str:

@@ -32,7 +32,7 @@ def build_parser() -> argparse.ArgumentParser:
     budget = parser.add_mutually_exclusive_group(required=True)
     add_budget = budget.add_argument
     add_budget("--budget-updates", type=float, metavar="N", **absent, help=f"for each entry, a multiple of {PARTS}")
-    add_budget("--budget-flops", type=float, metavar="F", **absent, help="of pretraining, counted as in thesis 5.2.2")
+    add_budget("--budget-flops", type=float, metavar="F", **absent, help="of pretraining (amos flops --reference)")
     add_budget(
         "--budget-minutes",
         type=float,

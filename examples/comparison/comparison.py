@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from budgets import PARTS, Budget, Cost, divisible_updates, schedule_settings, share_name, updates_per_epoch
+from budgets import PARTS, Budget, divisible_updates, flops_per_update, schedule_settings, share_name, updates_per_epoch
 from entries import CONFIGS, Entry, check_shared, compose_entry, read_entries, read_preset, read_yaml
 from omegaconf import DictConfig
 from runs import FineTuning, Pretraining, Runner, measure_seconds_per_update
@@ -42,7 +42,7 @@ class Comparison:
         shortest = {entry.name: self._compose(entry, PARTS) for entry in self.entries}
         self.shared = check_shared(shortest)
         self.updates_per_epoch = updates_per_epoch(shortest[self.entries[0].name])
-        self.costs = {name: Cost.of(cfg) for name, cfg in shortest.items()}
+        self.costs = {name: flops_per_update(cfg) for name, cfg in shortest.items()}
         self._check_glue()
         self.pretrainings: list[Pretraining] = []
         self.failures: list[str] = []
@@ -95,9 +95,7 @@ class Comparison:
             Stopped: the runner was stopped while updates were timed.
         """
         for entry in self.entries:
-            wanted = self.budget.updates(
-                self.costs[entry.name].thesis, lambda entry=entry: self._seconds(entry, runner)
-            )
+            wanted = self.budget.updates(self.costs[entry.name], lambda entry=entry: self._seconds(entry, runner))
             max_update = divisible_updates(self.budget, entry.name, wanted, self.updates_per_epoch)
             cfg, settings = self._compose(entry, max_update), self._settings(entry, max_update)
             pretraining = Pretraining(entry, cfg, settings, self.out / entry.name / "pretraining", self.device)

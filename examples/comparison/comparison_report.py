@@ -85,10 +85,7 @@ def setting_notes(comparison: Comparison, device: str) -> Iterator[str]:
         f"{shared['model.encoder_embed_dim']}, token embeddings of width {width}; relative positions: "
         f"{shared['model.relative_position_scheme']}; seed {shared['common.seed']}"
     )
-    yield (
-        "FLOPs: thesis 5.2.2 (backward = forward, dense look-ups, element-wise operations); matmul FLOPs: only matrix products "
-        "of forward and backward pass"
-    )
+    yield "FLOPs: matrix products of forward and backward pass (amos flops --reference)"
     yield f"hours: on {device}, validation and saving included; tokens/s: median over the logged intervals"
     flags = ", ".join(f"{name} {value}" for name, value in comparison.fine_tuning_settings.items())
     heads = {p.entry.label: str(p.cfg.model.pooler_activation_fn) for p in comparison.pretrainings}
@@ -136,7 +133,7 @@ def scores_table(content: dict[str, Any]) -> Table:
     entries, tasks = content["entries"], content["setup"]["tasks"]
     best_first = ordering(entries)
     rows = [score_row(entries[name], tasks) for name in [*best_first, *(n for n in entries if n not in best_first)]]
-    columns = ["", "updates", "tokens", "FLOPs", "matmul FLOPs", "hours", "tokens/s"]
+    columns = ["", "updates", "tokens", "FLOPs", "hours", "tokens/s"]
     columns += [task_heading(task, TASKS[task].main_score) for task in tasks] + [f"AVG of {len(tasks)}"]
     return Table(f"Equal budget: {content['setup']['budget']} of pretraining each", columns, rows, content["notes"])
 
@@ -146,8 +143,8 @@ def score_row(entry: dict[str, Any], tasks: list[str]) -> list[str]:
     scores = point["scores"] if point else None
     label = entry["label"] if point else f"{entry['label']} ({entry['updates_so_far']:,} updates so far)"
     speed = entry["tokens_per_second"]
-    cost = [scientific(entry["max_update"] * entry[f"flops_per_update_{kind}"]) for kind in ("thesis", "matmuls")]
-    cells = [label, f"{entry['max_update']:,}", scientific(entry["tokens"]), *cost, hours(point and point["hours"])]
+    cost = scientific(entry["max_update"] * entry["flops_per_update"])
+    cells = [label, f"{entry['max_update']:,}", scientific(entry["tokens"]), cost, hours(point and point["hours"])]
     cells.append(f"{speed:,.0f}" if speed else MISSING)
     return cells + [task_cell(scores, task) for task in tasks] + [average_cell(point)]
 
@@ -196,10 +193,9 @@ def findings_table(content: dict[str, Any]) -> Table:
 def draw_all(content: dict[str, Any], paper: dict[str, Any], directory: Path) -> list[Path]:
     """Write ``score_by_flops`` (thesis Figure 5.1) and ``score_by_hours`` (AMOS Figure 6) as PNG and SVG."""
     curves = {
-        name: {key: curve(entry, key) for key in ("flops_thesis", "hours")}
-        for name, entry in content["entries"].items()
+        name: {key: curve(entry, key) for key in ("flops", "hours")} for name, entry in content["entries"].items()
     }
-    if not any(of_entry["flops_thesis"] for of_entry in curves.values()):
+    if not any(of_entry["flops"] for of_entry in curves.values()):
         return []
     written = []
     with plt.rc_context(RC_PARAMS):
@@ -245,7 +241,7 @@ def draw_curves(ax: Any, content: dict[str, Any], curves: dict[str, dict[str, li
 
 def flops_figure(content: dict[str, Any], curves: dict[str, dict[str, list]], paper: dict[str, Any]) -> Any:
     figure, (ours, theirs) = plt.subplots(1, 2, figsize=(11, 4.6), layout="constrained")
-    draw_curves(ours, content, curves, "flops_thesis")
+    draw_curves(ours, content, curves, "flops")
     ours.set(title=f"Here: {content['setup']['size']} models, {content['setup']['budget']} each", xscale="log")
     for index, (name, points) in enumerate(paper["series"].items()):
         costs, scores = zip(*points, strict=True)
@@ -260,8 +256,9 @@ def flops_figure(content: dict[str, Any], curves: dict[str, dict[str, list]], pa
         )
     theirs.set(title=f"The paper: {paper['source']}, as in Figure 5.1", xscale="log", ylabel="GLUE score, dev (%)")
     theirs.grid(alpha=0.25, linewidth=0.6)
+    ours.set_xlabel("pretraining FLOPs (matrix products)")
+    theirs.set_xlabel("pretraining FLOPs (thesis 5.2.2, which counts other operations too)")
     for ax in (ours, theirs):
-        ax.set_xlabel("pretraining FLOPs (thesis 5.2.2)")
         ax.legend(frameon=False, fontsize=8)
     return figure
 

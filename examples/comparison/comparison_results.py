@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from budgets import SHARES, Cost, share_name, update_at
+from budgets import SHARES, share_name, update_at
 from runs import FineTuning, Pretraining
 
 from amos_fairseq.downstream.texts.glue.table import average
@@ -16,10 +16,11 @@ from amos_fairseq.experiments.records import RunResult, TaskSummary, spread_of, 
 AGREES, DISAGREES, UNDECIDED = "agrees", "disagrees", "within the spread"
 
 
-def entry_results(pretraining: Pretraining, cost: Cost, fine_tunings: dict[float, FineTuning]) -> dict[str, Any]:
+def entry_results(pretraining: Pretraining, cost: float, fine_tunings: dict[float, FineTuning]) -> dict[str, Any]:
     """Return the values of one entry; None for those that do not exist yet.
 
     Args:
+        cost: floating point operations of an update.
         fine_tunings: share of the budget -> runs.
     """
     points = {}
@@ -31,8 +32,7 @@ def entry_results(pretraining: Pretraining, cost: Cost, fine_tunings: dict[float
         fine_tuning = fine_tunings.get(share)
         points[share_name(share)] = {
             "updates": updates,
-            "flops_thesis": updates * cost.thesis,
-            "flops_matmuls": updates * cost.matmuls,
+            "flops": updates * cost,
             "hours": pretraining.hours(share),
             "checkpoint": checkpoint.name,
             "scores": scores_of(fine_tuning.results) if fine_tuning else None,
@@ -48,8 +48,7 @@ def entry_results(pretraining: Pretraining, cost: Cost, fine_tunings: dict[float
         "updates_so_far": pretraining.num_updates,
         "tokens": pretraining.max_update * tokens,
         "tokens_per_second": pretraining.tokens_per_second(),
-        "flops_per_update_thesis": cost.thesis,
-        "flops_per_update_matmuls": cost.matmuls,
+        "flops_per_update": cost,
         "points": points,
     }
 

@@ -61,7 +61,7 @@ def test_two_entries_in_pieces_to_the_end_and_nothing_twice(comparison_data, tmp
         glue_json = json.loads((out / name / "fine_tuning" / "1" / "glue.json").read_text(encoding="utf-8"))
         assert entry["points"]["1"]["scores"]["tasks"]["MRPC"]["median"] == glue_json["runs"][0]["scores"]["accuracy"]
     # A generator beside the encoder costs more than an MLM head alone, and less than a second encoder with its own.
-    costs = {name: entry["flops_per_update_thesis"] for name, entry in content["entries"].items()}
+    costs = {name: entry["flops_per_update"] for name, entry in content["entries"].items()}
     assert costs["mlm"] < costs["amos_uniform"] < 4 * costs["mlm"]
     assert (out / "score_by_flops.png").stat().st_size > 0
     assert "AMOS without adversary" in (out / "comparison.md").read_text(encoding="utf-8")
