@@ -3,161 +3,85 @@
 OUT/settings.json        what the command was given: only the same command continues, once there is a checkpoint
 OUT/model/               the imported model with its tokenizer, where MODEL is a folder of Hugging Face
 OUT/generator_modelN/    the Nth generator, where it is a folder of Hugging Face
-OUT/data/                the text; OUT/data.json has its hash
+OUT/data/                the text
 OUT/generator.yaml       recipe of a new generator for detection, whose run is OUT/generator/
 OUT/adapt.yaml           recipe of the training, whose run is OUT/run/; ``amos train OUT/adapt.yaml`` runs it too
                          (on N GPUs with a dataset.batch_size of one Nth)
-OUT/similarity.json      sentence vectors before and after (``--check-similarity``)
 """
 
-import dataclasses
 import math
 import shlex
 import signal
 import subprocess
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 import yaml
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from amos_fairseq.adaptation.command import (
-    AMOS,
     DATA,
-    ELECTRA,
-    LOCK,
-    MLM,
-    NEW,
-    OBJECTIVES,
     OTHER_OUT,
     RECIPE,
     RECIPE_OF_GENERATOR,
-    SELF,
     Adaptation,
     begin,
-    check_settings,
     has_begun,
 )
-from amos_fairseq.adaptation.similarity import ScoredPairs, describe, read_pairs, similarity
-from amos_fairseq.checkpoint_files import checkpoint_file, num_updates_of
-from amos_fairseq.checkpoints.read import newly_initialized, read_state
+from amos_fairseq.adaptation.recipes import LAST, write_recipes
+from amos_fairseq.checkpoint_files import num_updates_of
+from amos_fairseq.checkpoints.read import read_state
 from amos_fairseq.errors import UserError, explain_os_errors
-from amos_fairseq.files import CORPUS_FILE, TOKENIZER_DIRECTORY, claim, file_sha256, json_text, locked, write_text
-from amos_fairseq.hugging_face.config import CONFIG_FILE
-from amos_fairseq.hugging_face.import_folder import default_arch, import_folder, read_folder
-from amos_fairseq.hugging_face.imported import report_lines, write
-from amos_fairseq.hugging_face.sentence_files import read_sentence_files
-from amos_fairseq.models.configuration import OF_PROCESS, EncoderConfig
-from amos_fairseq.models.pretrained_encoder import is_fine_tuned
+from amos_fairseq.files import CORPUS_FILE, TOKENIZER_DIRECTORY
 from amos_fairseq.models.pretraining import PretrainingBatch
 from amos_fairseq.output.terminal import say
 from amos_fairseq.recipes import find_recipe
 from amos_fairseq.recipes.composition import compose_recipe
 from amos_fairseq.recipes.overrides import training_command
 from amos_fairseq.run.metrics_file import read_records
-from amos_fairseq.setting_checks import check_configuration, model_settings
+from amos_fairseq.setting_checks import check_configuration
 from amos_fairseq.strangers import read_json
 from amos_fairseq.tasks.text_pretraining import TextPretrainingTask
 
-LAST = "checkpoint_last.pt"
-OF_NEW_WEIGHTS = {"init_std", "linear_init_std"}
-OF_ENCODER = [f.name for f in dataclasses.fields(EncoderConfig) if f.name not in OF_PROCESS | OF_NEW_WEIGHTS]
-# Peak rate of trained weights and of new heads (docs/adapting.md), and the share of the updates in which it rises.
-RATE, RATE_OF_NEW, WARMUP = 5e-5, 5e-4, 0.1
-CLIP_NORM = 2.0
 # A generator is useful whose loss is as many nats below the entropy of single tokens, and whose samples equal the original in
 # a smaller share (ours). They are measured on so many tokens of held-out text.
 LEARNED, NO_ERRORS, CHECKED_TOKENS = 0.5, 0.95, 16_384
-GENERATORS = {512: "mlm_modern_mini", math.inf: "mlm_modern_small"}  # by the widest encoder for which it is new
 
 
-@dataclass(frozen=True)
-class Start:
-    """A checkpoint of this package: ``model`` are its settings; ``is_new``: modules without trained weights."""
-
-    file: Path
-    model: dict[str, Any]
-    is_new: frozenset[str]
-
-    @property
-    def objective(self) -> str:
-        return str(self.model["_name"]).partition("_")[0]  # of a run with flags it is the arch
-
-
-def adapt(given: Adaptation, out: Path, prepare: Callable[[Path, Path], None], pairs_file: Path | None = None) -> None:
+def adapt(args: Adaptation, out: Path, prepare: Callable[[Path, Path], None]) -> None:
     """Run all steps that are not done yet.
 
     Args:
         out: an absolute path.
         prepare: encodes the texts with a tokenizer into a directory, unless that is done.
-        pairs_file: of ``--check-similarity``.
     """
-    for path in (str(out), given.model, *given.generator):
+    for path in (str(out), args.model, *args.generator):
         if ":" in path or "${" in path:
             raise UserError(f"{path}: fairseq cannot read paths with a colon or ${{: give another one")
-    pairs = None if pairs_file is None else read_pairs(pairs_file)
-    with explain_os_errors(f"--out {out} cannot be written", ": permit it, or give another directory"):
-        out.mkdir(parents=True, exist_ok=True)
-    with locked(out / LOCK, f"another amos adapt is writing {out}", f"wait for it, or {OTHER_OUT}"):
-        run_steps(given, out, prepare, pairs)
-
-
-def run_steps(given: Adaptation, out: Path, prepare: Callable[[Path, Path], None], pairs: ScoredPairs | None) -> None:
-    recipe, recipe_of_generator, run = out / RECIPE, out / RECIPE_OF_GENERATOR, out / "run"
-    if not has_begun(given, out):
-        begin(given, out)
-        write_recipes(given, out)
-    # Both refuse before anything takes long.
-    checkpoint = Path(compose(recipe).checkpoint.finetune_from_model)
-    divide_batch(recipe)
-    manifest = out / DATA / CORPUS_FILE
-    if not manifest.is_file() or all(Path(text).exists() for text in given.texts):  # once encoded, they may be removed
-        try:
-            prepare(out / DATA, checkpoint.parent / TOKENIZER_DIRECTORY)
-        except UserError as error:
-            if not manifest.is_file():
-                raise
-            # amos prepare advises to remove the corpus, after which another text would be refused as well.
-            raise UserError(f"{str(error).partition(': ')[0]}: restore it, or {OTHER_OUT}") from error
-    claim(out / "data.json", {"sha256": file_sha256(manifest)}, f"{out / DATA} is another text now", OTHER_OUT)
+    recipe, run = out / RECIPE, out / "run"
+    if not has_begun(args, out):
+        with explain_os_errors(f"--out {out} cannot be written", ": permit it, or give another directory"):
+            begin(args, out)
+        write_recipes(args, out)
     cfg = compose(recipe)
-    if cfg.task.tokens_per_sample < given.length:
-        say(
-            f"blocks of {cfg.task.tokens_per_sample} tokens instead of {given.length}: MODEL takes no longer ones",
-            "adapt",
-        )
-    num_tokens = read_json(manifest, OTHER_OUT)["train"]["tokens"]
-    if num_tokens < (needed := text_of_update(cfg)):
-        advice = "give a smaller --batch-size or --length, or more text with another --out"
-        raise UserError(f"TEXT has {num_tokens:,} tokens to train on, an update reads {needed:,}: {advice}")
-    say(describe_training(cfg, num_tokens), "adapt")
-    if pairs is not None:
-        before = similarity(checkpoint, pairs)
-        say(f"before training: {describe(before)}", "adapt")
-    if recipe_of_generator.is_file():
-        say("the generator is trained first, then the model", "adapt")
-        train(recipe_of_generator)
-    if not (run / LAST).is_file():
-        check_generator(recipe, is_new=recipe_of_generator.is_file())
     if is_finished(run, cfg):
         say(f"nothing to do: {run} is finished; as MODEL of another amos adapt it is trained further", "adapt")
-    else:
-        train(recipe)
-    if pairs is not None:
-        after = similarity(run / LAST, pairs)
-        record = {"file": pairs.file, "sha256": pairs.sha256, "pairs": len(pairs.scores)}
-        write_text(out / "similarity.json", json_text(record | {"before": before, "after": after}))
-        say(f"before training: {describe(before)}; after it: {describe(after)}", "adapt")
+        return
+    divide_batch(recipe)  # which may refuse, before anything takes long
+    encode_text(args, out, cfg, prepare)
+    if (out / RECIPE_OF_GENERATOR).is_file():
+        say("the generator is trained first, then the model", "adapt")
+        train(out / RECIPE_OF_GENERATOR)
+    if not (run / LAST).is_file():
+        check_generator(recipe, is_new=(out / RECIPE_OF_GENERATOR).is_file())
+    train(recipe)
     if held_out := describe_held_out(read_records(run)):
         say(held_out, "adapt")
     name = shlex.quote(str(run))
-    say(
-        f"done. For Hugging Face: amos export {name} FOLDER; fine-tune: amos classify --checkpoint {name} --train ...",
-        "adapt",
-    )
+    following = f"For Hugging Face: amos export {name} FOLDER; fine-tune: amos classify --checkpoint {name} --train ..."
+    say(f"done. {following}", "adapt")
 
 
 def is_finished(run: Path, cfg: DictConfig) -> bool:
@@ -165,6 +89,24 @@ def is_finished(run: Path, cfg: DictConfig) -> bool:
     if cfg.lr_scheduler.minutes or not (run / LAST).is_file():
         return False
     return num_updates_of(str(run / LAST), read_state(run / LAST)) >= cfg.optimization.max_update
+
+
+def encode_text(args: Adaptation, out: Path, cfg: DictConfig, prepare: Callable[[Path, Path], None]) -> None:
+    """Encode the texts, unless that is done, and say what an update reads of them; refuse less than one update."""
+    manifest, tokenizer = (
+        out / DATA / CORPUS_FILE,
+        Path(cfg.checkpoint.finetune_from_model).parent / TOKENIZER_DIRECTORY,
+    )
+    if not manifest.is_file() or all(Path(text).exists() for text in args.texts):  # once encoded, they may be removed
+        prepare(out / DATA, tokenizer)
+    length = cfg.task.tokens_per_sample
+    if length < args.length:
+        say(f"blocks of {length} tokens instead of {args.length}: MODEL takes no longer ones", "adapt")
+    num_tokens = read_json(manifest, OTHER_OUT)["train"]["tokens"]
+    if num_tokens < (needed := text_of_update(cfg)):
+        advice = "give a smaller --batch-size or --length, or more text with another --out"
+        raise UserError(f"TEXT has {num_tokens:,} tokens to train on, an update reads {needed:,}: {advice}")
+    say(describe_training(cfg, num_tokens), "adapt")
 
 
 def text_of_update(cfg: DictConfig) -> int:
@@ -197,117 +139,12 @@ def describe_held_out(records: list[dict[str, Any]]) -> str:
     return f"on held-out text, {key} was {before:.2f}{unit} at update {first:,} and is {after:.2f}{unit} at update {last:,}"
 
 
-def write_recipes(given: Adaptation, out: Path) -> None:
-    start = read_start(given.model, out / "model", given.objective, given.tokenizer)
-    objective, generator = given.objective or start.objective, given.generator
-    has_objective = start.objective == objective
-    if objective not in OBJECTIVES or (objective == MLM and not has_objective):
-        others = f"--objective {start.objective}" if start.objective in OBJECTIVES else "another model"
-        raise UserError(
-            f"{given.model} was trained as {start.objective} and cannot begin as {objective}: give {others}"
-        )
-    check_settings(given.settings, objective)
-    if objective == MLM and generator:
-        raise UserError(
-            "--generator is for the objectives that detect replaced tokens: give --objective electra or amos"
-        )
-    if objective != MLM and not (generator or (has_objective and not start.is_new & {"generator", "generators"})):
-        generator = [NEW]
-    if len(generator) > 1 and objective != AMOS:
-        raise UserError("--generator can be given several times for the mixture of --objective amos alone")
-    if objective == AMOS and generator and set(generator) in ({NEW}, {SELF}):
-        advice = "give --generator PATH of an amos run or of several checkpoints, or --objective electra"
-        raise UserError(f"a mixture needs MLM heads at several depths: {advice}")
-    if objective == MLM or generator:
-        model = {name: start.model[name] for name in OF_ENCODER}
-    else:
-        model = {name: value for name, value in start.model.items() if name not in ("_name", "max_update")}
-    files = []
-    for number, source in enumerate(generator, start=1):
-        if source == NEW:
-            files.append(out / "generator" / LAST)
-            continue
-        used = start if source == SELF else read_start(source, out / f"generator_model{number}", MLM)
-        if used.is_new & {"mlm_head", "mlm_heads"}:
-            raise UserError(f"{used.file} has no trained MLM head and cannot be a generator: give --generator new")
-        files.append(used.file)
-    if files:
-        model["generator_checkpoint"] = ":".join(map(str, files))
-    head = "mlm_head" if objective == MLM else "detection_head"
-    rate = RATE if has_objective and head not in start.is_new else RATE_OF_NEW
-    model["encoder_lr_scale"] = RATE / rate
-    if NEW in generator:  # an MLM that is trained on the same text, to be the frozen generator
-        name = next(name for widest, name in GENERATORS.items() if model["encoder_embed_dim"] <= widest)
-        positions = {"max_positions": model["max_positions"]}
-        write_recipe(out / RECIPE_OF_GENERATOR, name, given, positions, 1e-3, out / "generator", None)
-    write_recipe(out / RECIPE, f"{objective}_base", given, model, rate, out / "run", start.file)
-
-
-def write_recipe(
-    file: Path, base: str, given: Adaptation, model: dict[str, Any], rate: float, run: Path, start: Path | None
-) -> None:
-    """Write a YAML file that changes the packaged recipe ``base``; ``start`` is None for a new generator."""
-    checkpoint = {"save_dir": str(run), "save_interval_updates": 1000, "keep_interval_updates": 1}
-    minutes = given.minutes if start else 0.0
-    tenth = math.inf if minutes else math.ceil(given.updates / 10)
-    content = {
-        "defaults": ["/fairseq/defaults@_global_", f"/{base}", "_self_"],
-        "checkpoint": checkpoint | ({"finetune_from_model": str(start)} if start else {}),
-        "common": {"log_interval": min(100, tenth)},
-        "task": {"data": str(file.parent / DATA), "tokens_per_sample": min(given.length, model["max_positions"])}
-        | ({"save_interval_minutes": min(30.0, minutes / 10)} if minutes else {}),
-        "model": model,
-        "dataset": {"batch_size": given.batch_size, "num_workers": 1, "validate_interval_updates": min(1000, tenth)},
-        "optimization": {"max_update": given.updates, "update_freq": [1], "lr": [rate], "clip_norm": CLIP_NORM},
-        "lr_scheduler": {"warmup_updates": math.ceil(WARMUP * given.updates)}
-        | ({"minutes": minutes} if minutes else {}),
-    }
-    settings = [setting for setting in given.settings if start or setting.startswith(("common.", "task."))]
-    content = OmegaConf.to_container(OmegaConf.merge(content, OmegaConf.from_dotlist(settings)))
-    command = shlex.join(["torchrun", "--nproc-per-node", "N", "--no-python", "amos", "train", str(file)])
-    file.parent.mkdir(parents=True, exist_ok=True)
-    head = "# @package _global_\n# Written by amos adapt. On N ranks, with a batch_size of one Nth:\n"
-    write_text(file, f"{head}# {command}\n{yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=120)}")
-
-
 def compose(recipe: Path, *overrides: str) -> DictConfig:
     """Return the settings of a recipe; values that a setting does not take are refused."""
     folder, name = find_recipe(str(recipe))
     cfg = compose_recipe(name, overrides, folder)
     check_configuration(cfg)
     return cfg
-
-
-def read_start(source: str, folder: Path, objective: str, tokenizer: str = "") -> Start:
-    """Return a checkpoint of this package; a folder of Hugging Face becomes one in ``folder``."""
-    path = Path(source)
-    is_folder = (read_sentence_files(path)[0] / CONFIG_FILE).is_file()
-    if tokenizer and not is_folder:
-        raise UserError(f"--tokenizer is for a folder of Hugging Face; {source} has its own: leave it out")
-    if path.is_dir() and not is_folder and not any(path.glob("*.pt")):
-        raise UserError(
-            f"{source} has no {CONFIG_FILE} of Hugging Face and no checkpoint: give the folder that has one"
-        )
-    file = import_model(path, folder, objective, tokenizer) if is_folder else checkpoint_file(path)
-    state = read_state(file)
-    if is_fine_tuned(state["model"]):
-        raise UserError(f"{file} is fine-tuned on labels: give the pretrained model that it started from")
-    model = OmegaConf.to_container(model_settings(file, state["cfg"]["model"]), enum_to_str=True)
-    return Start(file.resolve(), model, newly_initialized(state))
-
-
-def import_model(path: Path, folder: Path, objective: str, tokenizer: str) -> Path:
-    """Import a folder of Hugging Face as an MLM; ELECTRA's discriminator with its head unless ``objective`` is mlm."""
-    file = folder / "model.pt"
-    file.unlink(missing_ok=True)  # from an interrupted start
-    arch = default_arch(read_folder(read_sentence_files(path)[0]))
-    if not (arch.startswith(ELECTRA) and objective != MLM):
-        arch = f"{MLM}_{arch.partition('_')[2]}"
-    imported = import_folder(path, arch, tokenizer=Path(tokenizer) if tokenizer else None)
-    write(imported, file)
-    for line in report_lines(imported, file)[:-2]:
-        say(line, "adapt")
-    return file
 
 
 @torch.no_grad()

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.files import check_claim, check_new_folder, json_text, refuse_link, write_text
+from amos_fairseq.files import check_new_folder, json_text, write_text
 from amos_fairseq.recipes import RECIPES
 from amos_fairseq.recipes.known_settings import SETTING, check_keys, known_settings
 from amos_fairseq.strangers import read_json
@@ -15,7 +15,7 @@ from amos_fairseq.strangers import read_json
 MLM, ELECTRA, AMOS = OBJECTIVES = ("mlm", "electra", "amos")
 NEW, SELF = "new", "self"  # values of --generator beside a path
 OTHER_OUT = "give another --out"
-RECORD, LOCK, RECIPE, RECIPE_OF_GENERATOR, DATA = "settings.json", ".lock", "adapt.yaml", "generator.yaml", "data"
+RECORD, RECIPE, RECIPE_OF_GENERATOR, DATA = "settings.json", "adapt.yaml", "generator.yaml", "data"
 # What the command line gives otherwise: with both, one would silently win.
 OPTIONS = {
     "checkpoint.finetune_from_model": "MODEL",
@@ -54,9 +54,6 @@ class Adaptation:
     batch_size: int
     settings: list[str]
 
-    def identity(self) -> dict[str, Any]:
-        return {name: value for name, value in dataclasses.asdict(self).items() if name != "minutes" or value}
-
 
 def check_settings(settings: list[str], objective: str) -> None:
     """Refuse what no recipe of the objective has; an empty ``objective``, which MODEL decides, allows those of all."""
@@ -82,36 +79,32 @@ def check_settings(settings: list[str], objective: str) -> None:
             raise UserError(f"--set {setting}: the value cannot be read ({reason}): correct it, or quote it") from error
 
 
-def has_begun(given: Adaptation, out: Path) -> bool:
+def has_begun(args: Adaptation, out: Path) -> bool:
     """Return whether the same command has begun in OUT and goes on there. Nothing is written.
 
     A folder of something else is refused, and one in which another command has trained.
     """
     check_new_folder(out, may_exist=True)
-    there = read_json(out / RECORD, OTHER_OUT, optional=True)
-    required = {field.name for field in dataclasses.fields(given)} - {"minutes"}
-    if there is None or not required <= there.keys():
-        if out.exists() and any(path.name != LOCK for path in out.iterdir()):
-            raise UserError(f"--out {out} is not empty and was not written by amos adapt: give another directory")
-        return False
-    if any(out.glob("*/checkpoint*.pt")):
-        check_claim(
-            out / RECORD,
-            given.identity(),
-            f"{out} was made by another command",
-            f"{OTHER_OUT}; {out / 'run'} as MODEL goes on from there",
-        )
-    return there == given.identity() and (out / RECIPE).is_file()  # the recipe is written last
+    there, here = read_json(out / RECORD, OTHER_OUT, optional=True), dataclasses.asdict(args)
+    if there == here:
+        return (out / RECIPE).is_file()  # the recipe is written last
+    if there is None and out.exists() and any(out.iterdir()):
+        raise UserError(f"--out {out} is not empty and was not written by amos adapt: give another directory")
+    if there is not None and any(out.glob("*/checkpoint*.pt")):
+        others = ", ".join(name for name in here if there.get(name) != here[name])
+        advice = f"{OTHER_OUT}; {out / 'run'} as MODEL goes on from there"
+        raise UserError(f"{out} was trained by another command (different: {others}): {advice}")
+    return False
 
 
-def begin(given: Adaptation, out: Path) -> None:
+def begin(args: Adaptation, out: Path) -> None:
     """Make OUT the folder of this command. Of another one, which has not trained, only the encoded text is kept, if equal."""
     there = read_json(out / RECORD, OTHER_OUT, optional=True) or {}
-    for name in (RECIPE, RECIPE_OF_GENERATOR, f"{DATA}.json"):
+    for name in (RECIPE, RECIPE_OF_GENERATOR):
         (out / name).unlink(missing_ok=True)
     for folder in (out / "model", *out.glob("generator_model*")):
         shutil.rmtree(folder, ignore_errors=True)
-    if (out / DATA).exists() and any(there.get(name) != getattr(given, name) for name in OF_DATA):
-        refuse_link(out / DATA)
-        shutil.rmtree(out / DATA)
-    write_text(out / RECORD, json_text(given.identity()))
+    if any(there.get(name) != getattr(args, name) for name in OF_DATA):
+        shutil.rmtree(out / DATA, ignore_errors=True)
+    out.mkdir(parents=True, exist_ok=True)
+    write_text(out / RECORD, json_text(dataclasses.asdict(args)))

@@ -44,9 +44,6 @@ def add_parser(subparsers: Any) -> None:
     add("--batch-size", type=int, default=32, metavar="N", help="blocks of an update")
     text = "what ends a document, as for amos prepare text"
     add("--document", metavar="blank|line|N", help=text)
-    text = "pairs of texts with a number, such as STS-B's dev.tsv: print before and after training how well the cosines of "
-    text += "sentence vectors rank them"
-    add("--check-similarity", metavar="FILE", type=Path, help=text)
     add("--cpu", action="store_true", help="do not use GPUs, as --set common.cpu=true")
     add_overrides(parser, "optimization.lr=[1e-4]")
     parser.set_defaults(prepare=subparsers.choices["prepare"])
@@ -61,7 +58,7 @@ def run(arguments: argparse.Namespace) -> None:
     settings = [*arguments.overrides, *("common.cpu=true",) * arguments.cpu]
     check_settings(settings, arguments.objective or "")
     generators = [each if each in (NEW, SELF) else str(Path(each).absolute()) for each in arguments.generator]
-    given = Adaptation(
+    adaptation = Adaptation(
         model=str(arguments.model.absolute()),
         texts=[str(text.absolute()) for text in arguments.text],
         document=arguments.document or "",
@@ -76,8 +73,8 @@ def run(arguments: argparse.Namespace) -> None:
     )
     out = arguments.out.absolute()
     # What OUT has already may be gone elsewhere.
-    inputs = [] if has_begun(given, out) else [arguments.model, *arguments.text, arguments.tokenizer]
-    import_fairseq(inputs=[*inputs, arguments.check_similarity])
+    inputs = [] if has_begun(adaptation, out) else [arguments.model, *arguments.text, arguments.tokenizer]
+    import_fairseq(inputs=inputs)
     from amos_fairseq.adaptation.adapt import adapt
 
     def prepare_text(out: Path, tokenizer: Path) -> None:
@@ -85,4 +82,4 @@ def run(arguments: argparse.Namespace) -> None:
         words += ["--document", arguments.document] if arguments.document else []
         prepare.run(arguments.prepare.parse_args(words, argparse.Namespace(for_adapt=True)))
 
-    adapt(given, out, prepare_text, arguments.check_similarity)
+    adapt(adaptation, out, prepare_text)

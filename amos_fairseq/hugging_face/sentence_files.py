@@ -66,26 +66,6 @@ def longest_of(files: Tensor | None) -> int | None:
     return length if type(length) is int else None
 
 
-def pooling_of(files: Tensor | None) -> str:
-    """Return how these files pool, in the words of ``Features.pooled``; ``mean`` without any."""
-    if files is None:
-        return "mean"
-    try:
-        content = parse_json(bytes(files.tolist()))
-        pooling = next(settings for name, settings in content.items() if re.fullmatch(_CONFIG_OF_MODULE, name))
-        modes = _modes_of(pooling) or ["mean"]
-    except (ValueError, TypeError, StopIteration, AttributeError) as error:
-        raise UserError(_DAMAGED.format(error)) from error
-    # The mean times the square root of the length has the direction of the mean.
-    known = dict.fromkeys(("mean", "mean_tokens", "mean_sqrt_len_tokens"), "mean")
-    known |= dict.fromkeys(("cls", "cls_token"), "first")
-    kinds = {known.get(mode) for mode in modes}
-    if len(kinds) > 1 or None in kinds:
-        advice = "leave --check-similarity out"
-        raise UserError(f"the model pools by {', '.join(modes)}; only mean and cls are computed here: {advice}")
-    return kinds.pop()
-
-
 def _modes_of(pooling: dict[str, Any]) -> list[str]:
     modes = [re.fullmatch(r"pooling_mode_(\w+)", name) for name, is_used in pooling.items() if is_used is True]
     return [match[1] for match in modes if match] + re.findall(r"\w+", str(pooling.get("pooling_mode", "")))
