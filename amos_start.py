@@ -16,7 +16,8 @@ def start() -> None:
     """Let ``import amos_fairseq`` return at once in this process, and set how it waits and uses memory."""
     global registers_later
     registers_later = True
-    from amos_fairseq.process import keep_freed_memory, silence_text_to_speech, wait_passively
+    from amos_fairseq.fairseq_import import silence_text_to_speech
+    from amos_fairseq.process import keep_freed_memory, wait_passively
     from amos_fairseq.python_process import leave_out_current_folder, prepare_streams
 
     leave_out_current_folder()

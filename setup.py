@@ -6,7 +6,7 @@ from pathlib import Path
 from setuptools import find_packages, setup
 
 ROOT = Path(__file__).resolve().parent
-VERSION = re.search(r'^__version__ = "(.+?)"', (ROOT / "amos_fairseq/process.py").read_text(encoding="utf-8"), re.M)
+VERSION = re.search(r'^__version__ = "(.+?)"', (ROOT / "amos_fairseq/__init__.py").read_text(encoding="utf-8"), re.M)
 
 setup(
     name="amos_fairseq",

@@ -10,13 +10,12 @@ import sys
 from os import PathLike
 from typing import TYPE_CHECKING
 
-from amos_fairseq.process import __version__ as __version__
-
 if TYPE_CHECKING:
     import torch
 
     from amos_fairseq.checkpoints.encoder import Encoder
 
+__version__ = "0.1.0"  # setup.py reads this line
 OBJECTIVES = ("mlm", "electra", "teams", "electric", "amos")
 # Modules of downstream/, each of which registers a task and its criterion.
 DOWNSTREAM_TASKS = ("words.task", "words.parsing_task", "spans.task", "texts.task", "multi_task.task")
@@ -25,7 +24,7 @@ DOWNSTREAM_TASKS = ("words.task", "words.parsing_task", "spans.task", "texts.tas
 @functools.cache
 def register() -> None:
     """Patch fairseq and register the tasks, models, criterions, optimizers and schedules of this package with it, once."""
-    from amos_fairseq.process import root_logger_kept, scores_imported_later
+    from amos_fairseq.fairseq_import import root_logger_kept, scores_imported_later
 
     with root_logger_kept():
         with scores_imported_later():

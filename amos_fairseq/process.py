@@ -1,4 +1,4 @@
-"""Settings of a process (threads, memory, logging), and the versions of its libraries.
+"""Settings of a process (threads, memory), and the versions of its libraries.
 
 * At the end of a parallel loop, GNU's OpenMP lets threads spin until all are done. On a busy machine they spin for as long as
   another program has the core: two threads of ``amos_tiny`` beside two busy programs trained 6,300 tokens/s, and 11,800 when
@@ -8,19 +8,13 @@
 A user's own settings take precedence. Neither setting changes a result.
 """
 
-import contextlib
 import ctypes
-import importlib
-import logging
 import os
 import platform
 import sys
-import types
-from collections.abc import Iterator
 from importlib import metadata
-from typing import Any
 
-__version__ = "0.1.0"  # setup.py reads this line
+import amos_fairseq
 
 OPENMP_VARIABLES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
 MALLOC_VARIABLES = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_TOP_PAD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")
@@ -37,54 +31,6 @@ def wait_passively() -> None:
         os.environ["OMP_WAIT_POLICY"] = "passive"
 
 
-def silence_text_to_speech() -> None:
-    """Silence the line about tensorboardX that fairseq's text-to-speech task logs when it is imported."""
-    logging.getLogger("fairseq.tasks.text_to_speech").setLevel(logging.WARNING)
-
-
-@contextlib.contextmanager
-def root_logger_kept() -> Iterator[None]:
-    """Import fairseq inside: two of its tasks configure logging when they are imported, so that every library would print."""
-    handlers, level = logging.root.handlers[:], logging.root.level
-    try:
-        yield
-    finally:
-        logging.root.handlers[:] = handlers
-        logging.root.setLevel(level)
-
-
-SCORES = ("sklearn", "sklearn.metrics", "scipy.stats")
-
-
-class _Later(types.ModuleType):
-    """A module whose functions are imported when they are called."""
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-
-        def call(*args: Any, **kwargs: Any) -> Any:
-            return getattr(importlib.import_module(self.__name__), name)(*args, **kwargs)
-
-        return call
-
-
-@contextlib.contextmanager
-def scores_imported_later() -> Iterator[None]:
-    """Import fairseq inside: two of its files import scikit-learn and scipy, a quarter of the time that it takes."""
-    postponed = {name: _Later(name) for name in SCORES if name not in sys.modules}
-    for name, module in postponed.items():
-        package, _, attribute = name.rpartition(".")
-        if package in postponed:
-            setattr(postponed[package], attribute, module)
-    sys.modules.update(postponed)
-    try:
-        yield
-    finally:
-        for name in postponed:
-            del sys.modules[name]
-
-
 def keep_freed_memory() -> bool:
     """Let glibc keep the memory that this process frees; return whether it does. Other C libraries are left alone."""
     if sys.platform != "linux" or any(name in os.environ for name in MALLOC_VARIABLES):
@@ -99,7 +45,7 @@ def keep_freed_memory() -> bool:
 def version_of(distribution: str) -> str:
     """Return the version of an installed distribution; "unknown" if it is on ``PYTHONPATH`` without metadata."""
     if distribution == "amos_fairseq":  # often used from a checkout, without metadata
-        return __version__
+        return amos_fairseq.__version__
     try:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:
@@ -108,4 +54,4 @@ def version_of(distribution: str) -> str:
 
 def describe_versions() -> str:
     libraries = ", ".join(f"{name} {version_of(name)}" for name in ("fairseq-fixed", "torch"))
-    return f"amos_fairseq {__version__} ({libraries}, Python {platform.python_version()})"
+    return f"amos_fairseq {amos_fairseq.__version__} ({libraries}, Python {platform.python_version()})"

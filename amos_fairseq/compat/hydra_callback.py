@@ -18,7 +18,6 @@ import contextlib
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -29,13 +28,9 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from amos_fairseq.errors import UserError, report_user_errors, save_dir_not_writable
-from amos_fairseq.files import refuse_link
 from amos_fairseq.python_process import leave_out_current_folder
 
 PACKAGE = Path(__file__).parents[1]
-
-# Where the recipes of this package let TensorBoard write, in SAVE_DIR.
-TENSORBOARD = "tensorboard"
 
 
 class ImportPlugin(Callback):
@@ -50,12 +45,11 @@ class ImportPlugin(Callback):
                 _accept_user_dir(user_dir)
 
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
-        """Check that the folder of the run can be written, and refuse links in it, before Hydra writes there."""
+        """Check that the folder of the run can be written before Hydra writes there."""
         folder = Path(config.hydra.run.dir)
         new_folders = [path for path in (folder, *folder.parents) if not path.exists()]
         with report_user_errors():  # Hydra turns exceptions of a callback into warnings
             _check_writable(str(folder))
-            _refuse_links([str(folder)], config)
         save_dir = OmegaConf.select(config, "checkpoint.save_dir")
         is_save_dir = save_dir is not None and folder.resolve() == Path(save_dir).resolve()
         if new_folders and is_save_dir:  # elsewhere a complete run has no other files either
@@ -69,7 +63,6 @@ class ImportPlugin(Callback):
         """
         with report_user_errors():
             _check_writable(config.hydra.sweep.dir)
-            _refuse_links((folder for folder, _, _ in os.walk(config.hydra.sweep.dir)), config)
         overrides = OverridesParser.create().parse_overrides(list(config.hydra.overrides.task))
         fixed = ["checkpoint.save_dir", *(each.key_or_group for each in overrides if not each.is_sweep_override())]
         with read_write(config), open_dict(config):
@@ -94,15 +87,6 @@ def _check_writable(folder: str) -> None:
             pass
     except OSError as error:
         raise save_dir_not_writable(folder, error) from error
-
-
-def _refuse_links(folders: Iterable[str], config: DictConfig) -> None:
-    """Raise :class:`UserError` if what Hydra or TensorBoard writes in one of these folders is a link."""
-    names = (f"{config.hydra.job.name}.log", "multirun.yaml", ".hydra", TENSORBOARD)
-    for folder in folders:
-        inner = (*Path(folder, ".hydra").glob("*.yaml"), *Path(folder, TENSORBOARD).glob("*"))
-        for path in (*(Path(folder, name) for name in names), *inner):
-            refuse_link(path)
 
 
 def _accept_user_dir(user_dir: str) -> None:

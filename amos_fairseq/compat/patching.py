@@ -27,7 +27,7 @@ from hydra._internal.config_repository import CachingConfigRepository, IConfigRe
 from hydra.core.config_store import ConfigStore
 from torch.nn import Module, Parameter
 
-from amos_fairseq.process import silence_text_to_speech
+from amos_fairseq.fairseq_import import silence_text_to_speech
 
 SCRIPT_NAMES = ("fairseq_cli.train", "__main__", "__mp_main__")
 

@@ -1,14 +1,14 @@
-"""End a run that has become useless: a loss or gradient that is not finite, a loss that diverges, a collapsed discriminator.
-Say at the end of another one that it was too short."""
+"""End a run that has become useless: a loss or gradient that is not finite, a loss that diverges, a collapsed discriminator."""
 
 import logging
 import math
 import statistics
 from collections import deque
-from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+from fairseq.dataclass import FairseqDataclass
 from fairseq.distributed import utils as distributed_utils
 from fairseq.trainer import Trainer
 
@@ -18,6 +18,7 @@ from amos_fairseq.functional.replaced_token_detection import EQUAL_LOGITS
 from amos_fairseq.optim.warmup_stable_decay import schedule_of
 from amos_fairseq.run.hook import Hook
 from amos_fairseq.run.metrics_log import numeric_stats
+from amos_fairseq.setting_checks import setting
 
 logger = logging.getLogger(__name__)
 
@@ -91,6 +92,16 @@ def stop(trainer: Trainer, update: int, what: str, broken: dict[str, float]) -> 
     raise_on_every_rank(
         f"update {update}: {what} is not finite ({losses}; {scale}): lower the learning rate, warm up longer or clip more "
         "(--clip-norm); the last checkpoint can be resumed"
+    )
+
+
+@dataclass
+class DivergenceSettings(FairseqDataclass):
+    divergence_factor: float = setting(
+        3.0,
+        "end the run after 10 updates in a row whose loss is above the median of the last 100 updates times this "
+        "factor, or whose gradient norm is 10 times as far above (0: never; ours)",
+        "0 or more",
     )
 
 
@@ -177,6 +188,16 @@ def is_pair_of_floats(value: Any) -> bool:
     return isinstance(value, list) and len(value) == 2 and all(isinstance(number, float) for number in value)
 
 
+@dataclass
+class CollapseSettings(FairseqDataclass):
+    collapse_updates: int = setting(
+        1000,
+        "warn when detection has given all tokens the same probability for this many updates in a row, and end "
+        "the run after as many more (0: never; ours)",
+        "0 or more",
+    )
+
+
 class Collapse(Hook):
     """Warn about a discriminator that gives all tokens the same probability, and end a run in which it continues to.
 
@@ -234,32 +255,3 @@ class Collapse(Hook):
 
     def before_save(self, trainer: Trainer, state: dict[str, Any]) -> None:
         state["extra_state"][self.STATE] = self.count
-
-
-class Plateau(Hook):
-    """Say at the end of a run whose MLM knows no more than the frequencies of single tokens (docs/logging.md) that it does."""
-
-    def __init__(self) -> None:
-        self.message: str | None = None  # of the last validation; first rank only
-
-    def before_logging(self, save_dir: str, split: str, update: int, values: dict[str, Any]) -> None:
-        if split == "train":
-            return
-        self.message = describe_plateau(numeric_stats(values))
-
-    def update_completed(self, cfg: Any, trainer: Trainer, epoch_itr: Any, is_last: bool) -> None:
-        if is_last and self.message is not None:
-            logger.warning(f"{self.message}; train longer, or on more text")
-
-
-def describe_plateau(numbers: Mapping[str, Any]) -> str | None:
-    """Return the sentence about a validation whose loss is not below that of the frequencies of tokens; None for others."""
-    entropy = numbers.get("unigram_entropy")
-    losses = [loss for name, loss in numbers.items() if name.startswith("mlm_loss_") and loss is not None]
-    if entropy is None or not losses or min(losses) < entropy:  # of the depths of a generator
-        return None
-    return (
-        f"the loss of masked tokens on held-out text, {min(losses):.2f} nats, is not below the entropy of its single "
-        f"tokens, {entropy:.2f}: the model may know no more than their frequencies (of a small held-out text this entropy "
-        "is too low)"
-    )

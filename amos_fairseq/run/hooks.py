@@ -12,6 +12,7 @@ import functools
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from fairseq import checkpoint_utils, options
@@ -26,17 +27,17 @@ from torch.utils.data._utils import signal_handling
 
 from amos_fairseq.compat import device_reads, distribution, mixed_precision, patching
 from amos_fairseq.compat.patching import Patch, Script
-from amos_fairseq.errors import report_user_errors
+from amos_fairseq.errors import UserError, report_user_errors
 from amos_fairseq.run import mistakes, names, resume, signals, time_budget
-from amos_fairseq.run.health import Collapse, Divergence, FiniteUpdates, Plateau
+from amos_fairseq.run.health import Collapse, CollapseSettings, Divergence, DivergenceSettings, FiniteUpdates
 from amos_fairseq.run.hook import Hook
 from amos_fairseq.run.kernels import Determinism, Kernels, Memory
 from amos_fairseq.run.metrics_log import MetricsLog
 from amos_fairseq.run.phases import Phases
-from amos_fairseq.run.precision import Precision
-from amos_fairseq.run.progress import Console, Progress
+from amos_fairseq.run.precision import Precision, PrecisionSettings
+from amos_fairseq.run.progress import Progress
 from amos_fairseq.run.resume import Resume
-from amos_fairseq.run.signals import Signals
+from amos_fairseq.run.signals import SaveSettings, Signals
 from amos_fairseq.run.time_budget import TimeBudget
 from amos_fairseq.setting_checks import check_configuration
 
@@ -45,12 +46,10 @@ HOOKS: tuple[type[Hook], ...] = (
     Resume,  # before Precision, which reads the checkpoint that it repairs; may refuse a run before others note its loading
     Precision,
     Signals,
-    Console,
     Kernels,
     FiniteUpdates,  # before Divergence: it names the loss, and a nan is no divergence
     Divergence,
     Collapse,
-    Plateau,
     names.BestMetric,
     MetricsLog,  # before Progress: it records what fairseq logs, to which Progress adds the time to the end
     Progress,
@@ -58,6 +57,13 @@ HOOKS: tuple[type[Hook], ...] = (
     Memory,
     Phases,  # after Signals, which may save: it ends the iterator over the epoch
 )
+
+
+@dataclass
+class HookSettings(CollapseSettings, DivergenceSettings, SaveSettings, PrecisionSettings):
+    """The settings of hooks, which users give as those of the task of pretraining."""
+
+
 active: list[Hook] = []  # of the present run
 
 
@@ -134,7 +140,13 @@ def make_trainer(stock: Callable[..., Any], trainer: Trainer, cfg: Any, *args: A
 def load_checkpoint(stock: Callable[..., Any], cfg: Any, trainer: Trainer, **kwargs: Any) -> tuple[Any, Any]:
     for hook in active:
         hook.before_load(cfg, trainer)
-    extra_state, epoch_itr = stock(cfg, trainer, **kwargs)
+    try:
+        extra_state, epoch_itr = stock(cfg, trainer, **kwargs)
+    except (TypeError, ValueError, LookupError, AttributeError, AssertionError, ArithmeticError) as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise UserError(
+            f"{cfg.restore_file} cannot be loaded ({reason}): it is damaged, or of another program; give another checkpoint"
+        ) from error
     for hook in active:
         hook.after_load(cfg, trainer, epoch_itr, extra_state)
     return extra_state, epoch_itr
@@ -282,7 +294,6 @@ REPLACED = (
     Patch(Script.TRAINING, "validate_and_save", validate_and_save),
     # Without a moment: each of these has one reason to be replaced.
     Patch(JobReturn, "return_value", mistakes.report_mistake_of_job),
-    Patch(checkpoint_utils, "verify_checkpoint_directory", resume.leave_to_claim),
     Patch(signal_handling, "_set_worker_signal_handlers", signals.handle_in_loader_process),
 )
 

@@ -2,13 +2,14 @@
 
 Every rank runs in :func:`exit_on_mistake`. Two places outside of it would print a traceback, and are replaced too: the end of
 the process, for mistakes in the flags; and Hydra, which stores the exception of a job and raises it again, for a YAML that
-imports the plugin after the launch. Besides :class:`UserError`, the mistakes are those for which stock fairseq raises an
-exception of its own, recognized by its message. Every other exception keeps its traceback: it is a bug.
+imports the plugin after the launch. Besides :class:`UserError`, the mistakes are full memory, files that cannot be read or
+written, and what fairseq itself refuses. Every other exception keeps its traceback: it is a bug.
 """
 
 import contextlib
 import re
 import sys
+import traceback
 from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any
@@ -26,51 +27,13 @@ from amos_fairseq.errors import INTERRUPTED, UserError, one_line
 from amos_fairseq.files import NO_ROOM
 from amos_fairseq.setting_checks import describe
 
-_LESS_MEMORY = (
-    "lower --batch-size (dataset.batch_size) and raise --update-freq (optimization.update_freq) by the same factor, which "
-    "trains the same"
+OUT_OF_MEMORY = re.compile(
+    r"DefaultCPUAllocator: .*tried to allocate|DataLoader worker \(pid.*is killed by signal: Killed"
 )
-# Exception, pattern of its message, line for the user (\1: group 1 of the pattern).
-COMMON_MISTAKES: list[tuple[type[Exception], str, str]] = [
-    (Exception, r"Incorrect encoding detected in (.*?), please", r"\1 is not UTF-8 text: copy it again"),
-    (AssertionError, r"Must specify batch size", "give --batch-size (dataset.batch_size) or --max-tokens"),
-    (AssertionError, r"Please specify criterion", "give --criterion (criterion._name)"),
-    (AssertionError, r"((?:Criterion|Optimizer) does not match.*)", r"the checkpoint comes from another run: \1"),
-    (ValueError, r"(.*) is required!", r"\1 is missing: name one by flag or in the YAML"),
-    (ValueError, r"(--finetune-from-model .* does not exist)", r"\1: give the path of a checkpoint"),
-    (ValueError, r"(--finetune-from-model can not be set together with .*)", r"\1"),
-    (ValueError, r"--finetune-from-model and --restore-file", "give --finetune-from-model or --restore-file, not both"),
-    (ValueError, r"Cannot combine --fp16 and --tpu", "--fp16 and --bf16 exclude each other: choose one"),
-    (ValueError, r"Seed must be (between .*)", r"--seed (common.seed) must be \1"),
-    (ImportError, r"Please install apex to use LAMB", "--optimizer lamb needs NVIDIA's apex: use grouped_adam or adam"),
-    (ImportError, r"Please install DeepSpeed", "--optimizer cpu_adam needs deepspeed: use grouped_adam or adam"),
-    (
-        ValueError,
-        r"Valid paths \[(.*)\] will be ignored",
-        r"\1 would not be validated on: name them in --valid-subset (dataset.valid_subset), or give "
-        "--combine-valid-subsets or --ignore-unused-valid-subsets (dataset.combine_valid_subsets, ...)",
-    ),
-    (Exception, r"The dataset is empty", "the data contains no block to train on: give more text"),
-    (
-        Exception,
-        r"Size of sample #\d+ is invalid \(=(\d+)\) since max_positions=(\d+)",
-        r"a sequence of the data has \1 tokens, the model accepts \2: give --shorten-method truncate (sentence_prediction) to "
-        "truncate such sequences, or --skip-invalid-size-inputs-valid-test to skip them",
-    ),
-    (Exception, r"Trying to use an uninitialized 'dummy' batch", "there are fewer batches than ranks: use fewer ranks"),
-    (
-        RuntimeError,
-        r"DataLoader worker \(pid.*?\) (is killed by signal: \w+|exited unexpectedly)",
-        r"a loader process \1, usually because memory is full: lower --num-workers, then start the same command again",
-    ),
-    (torch.OutOfMemoryError, r"(.*?out of memory)", rf"\1: {_LESS_MEMORY}"),
-    (
-        RuntimeError,
-        r".*DefaultCPUAllocator: .*?tried to allocate (\d+) bytes",
-        rf"no memory for \1 bytes: {_LESS_MEMORY}",
-    ),
-    (MemoryError, r"", rf"memory is full: {_LESS_MEMORY}"),
-]
+LESS_MEMORY = (
+    "memory is full ({}): lower --batch-size (dataset.batch_size) and raise --update-freq (optimization.update_freq) by the "
+    "same factor, which trains the same, or use fewer loader processes (--num-workers)"
+)
 
 
 def line_for(error: BaseException) -> str | None:
@@ -91,11 +54,19 @@ def line_for(error: BaseException) -> str | None:
         path = str(error).removeprefix("Cannot load model parameters from checkpoint ").partition(";")[0]
         differences = describe_other_weights(str(error.__context__ or ""))
         return f"{path} contains another model than the settings describe: {differences}"
-    for error_class, pattern, line in COMMON_MISTAKES:
-        match = re.match(pattern, str(error), re.DOTALL)
-        if isinstance(error, error_class) and match:
-            return match.expand(line)
+    if isinstance(error, MemoryError | torch.OutOfMemoryError) or OUT_OF_MEMORY.search(str(error)):
+        return LESS_MEMORY.format(one_line(str(error)) or "no memory left")
+    is_refusal = isinstance(error, AssertionError | ImportError | ValueError) or type(error) is Exception
+    if is_refusal and str(error) and is_of_fairseq(error):
+        return str(error)  # what fairseq says of settings that it cannot use
     return None
+
+
+def is_of_fairseq(error: BaseException) -> bool:
+    """Return whether fairseq itself raised the exception, not this package or a library that it calls."""
+    frames = traceback.walk_tb(error.__traceback__)
+    module = [frame.f_globals.get("__name__", "") for frame, _ in frames][-1:]
+    return bool(module) and module[0].partition(".")[0] in ("fairseq", "fairseq_cli")
 
 
 def report(error: BaseException) -> int | None:

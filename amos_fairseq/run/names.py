@@ -22,17 +22,6 @@ from amos_fairseq.setting_checks import config_class, read_section
 
 # Keys of a detection that only validation logs.
 OF_VALIDATION = ("rtd_state_variance", "rtd_first_component", "rtd_participation_ratio")
-# Features of fairseq that need packages which are no longer developed, or that change how checkpoints are written; section,
-# setting, value, and what to use.
-_MEMORY = "model.activation_checkpointing saves memory"
-UNSUPPORTED = [
-    ("distributed_training", "ddp_backend", "fully_sharded", f"use pytorch_ddp; {_MEMORY}"),
-    ("distributed_training", "ddp_backend", "slowmo", "use pytorch_ddp"),
-    ("distributed_training", "zero_sharding", "os", f"leave it out; {_MEMORY}"),
-    ("distributed_training", "pipeline_model_parallel", True, f"leave it out; {_MEMORY}"),
-    ("common", "use_plasma_view", True, "leave it out: the tokens are mapped from the disk, which all processes share"),
-    ("checkpoint", "write_checkpoints_asynchronously", True, "leave it out: a checkpoint is replaced as a whole"),
-]
 
 
 def check_config(cfg: Any) -> None:
@@ -47,9 +36,6 @@ def check_config(cfg: Any) -> None:
             similar = difflib.get_close_matches(str(name), sorted(known), n=3)
             hint = f"did you mean {' or '.join(similar)}" if similar else "is the package that registers it installed"
             raise UserError(f"there is no {kind} '{name}' ({kind}._name): {hint}?")
-    for section, setting, value, advice in UNSUPPORTED:
-        if cfg.get(section, {}).get(setting) == value:
-            raise UserError(f"{section}.{setting}={value} is not supported: {advice}")
     for kind in names:  # unknown settings, and values that the fields do not take
         fields = config_class(kind, name_of(cfg[kind]))
         if fields is not None and OmegaConf.is_dict(cfg[kind]):

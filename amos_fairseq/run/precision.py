@@ -14,20 +14,23 @@ import logging
 import platform
 from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
 from multiprocessing import get_context
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Optional  # fairseq reads the types of config classes in this spelling
 
 import torch
+from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from fairseq.distributed import utils as distributed_utils
 from fairseq.optim import OPTIMIZER_REGISTRY
-from hydra.core.hydra_config import HydraConfig
 
 from amos_fairseq.checkpoint_files import read_header
-from amos_fairseq.compat.distribution import from_first_rank, raise_on_every_rank, sum_over_ranks, visible_gpus
+from amos_fairseq.compat.distribution import from_first_rank, sum_over_ranks, visible_gpus
 from amos_fairseq.compat.patching import running_scripts
 from amos_fairseq.errors import UserError
+from amos_fairseq.recipes import PRECISIONS
 from amos_fairseq.run.hook import Hook
 from amos_fairseq.run.resume import checkpoint_to_load
+from amos_fairseq.setting_checks import setting
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +54,15 @@ class Device(NamedTuple):
     reason: str = ""
 
 
+@dataclass
+class PrecisionSettings(FairseqDataclass):
+    precision: Optional[ChoiceEnum(PRECISIONS)] = setting(  # noqa: UP045
+        None,
+        "auto: bf16 where the device has fast bfloat16 products (of several ranks, each device), else "
+        "float32; a run that continues keeps its own (default: --bf16 or --fp16, else float32)",
+    )
+
+
 class Precision(Hook):
     """Refuse before the launch what no device can do; choose in the ranks, where the devices are known."""
 
@@ -61,11 +73,6 @@ class Precision(Hook):
         # A program that has a trainer without fairseq's script continues no run.
         saved = from_first_rank(lambda: saved_precision(cfg.checkpoint)) if running_scripts() else None
         set_precision(cfg, visible_gpus(cfg) > 0, saved)
-        if cfg.common.bf16 and cfg.distributed_training.ddp_comm_hook == "fp16":
-            raise_on_every_rank(
-                "--ddp-comm-hook fp16 would convert the gradients of --bf16, which already have 16 bits, to the smaller range "
-                "of fp16: remove it (distributed_training.ddp_comm_hook=none)"
-            )
 
 
 def requested_precision(cfg: Any) -> tuple[str, str]:
@@ -93,12 +100,7 @@ def check_settings(cfg: Any) -> None:
     """Refuse settings that no device, or no CPU, can follow. No GPU is asked anything."""
     name, setting = requested_precision(cfg)
     choose(name, setting, Device(visible_gpus(cfg) > 0), None)
-    overrides = HydraConfig.get().overrides.task if HydraConfig.initialized() else ()
-    if name == "auto" and any(override.lstrip("+").startswith("common.bf16=") for override in overrides):
-        raise UserError(
-            "common.bf16=false does not say which precision to train in instead: give task.precision=float32 or fp16"
-        )
-    for flag in ("fp16", "bf16"):
+    for flag in FLAGS:
         if getattr(cfg.common, f"memory_efficient_{flag}") and _has_our_optimizer(cfg):
             raise UserError(
                 f"--memory-efficient-{flag} keeps no float32 weights, which --optimizer {cfg.optimizer._name} updates: "
@@ -188,13 +190,13 @@ def device_of_ranks(on_gpu: bool) -> Device:
     num_lacking = int(not supports_bf16(on_gpu))
     if num_ranks > 1:  # alone, no tensor is read, which a step on fake tensors does not allow
         num_lacking = int(sum_over_ranks(torch.tensor([num_lacking])))
-    device = "GPU" if on_gpu else "processor"
-    if 0 < num_lacking < num_ranks:
-        reason = f"the {device}s of {num_lacking} of {num_ranks} ranks have no fast bfloat16 products"
+    devices = "GPU" if on_gpu else "processor"
+    if num_ranks > 1:
+        lacking = f"the {devices}s of {num_lacking} of {num_ranks} ranks have no"
+        reason = lacking if num_lacking else f"the {devices}s of all ranks have"
     else:
-        whose = f"this {device}" if num_ranks == 1 else f"the {device} of every rank"
-        reason = f"{whose} {'has no' if num_lacking else 'has'} fast bfloat16 products"
-    return Device(on_gpu, num_lacking == 0, reason)
+        reason = f"this {devices} has{' no' if num_lacking else ''}"
+    return Device(on_gpu, num_lacking == 0, f"{reason} fast bfloat16 products")
 
 
 def supports_bf16(on_gpu: bool) -> bool:

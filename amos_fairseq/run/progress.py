@@ -1,29 +1,23 @@
-"""What a run prints: its first lines, its cost and its progress. Lines that say little are in the log file only."""
+"""What a run prints: its first lines and its progress."""
 
 import logging
-import re
 import sys
 import time
 from collections import deque
 from typing import Any
 
-import torch
 from fairseq.distributed import utils as distributed_utils
 from fairseq.logging import metrics
 from fairseq.logging.meters import Meter
-from omegaconf import OmegaConf, open_dict
+from omegaconf import OmegaConf
 from tqdm import tqdm
 
-from amos_fairseq.errors import one_line
-from amos_fairseq.flops.counting import build_update
 from amos_fairseq.optim.warmup_stable_decay import WarmupStableDecay, schedule_of
 from amos_fairseq.run.hook import Hook
 from amos_fairseq.run.metrics_log import INTERVAL
 
 logger = logging.getLogger(__name__)
 
-# Six operations a parameter and token: a run with fewer takes seconds on a CPU, and counting its FLOPs as many.
-WORTH_COUNTING = 1e12
 SECONDS_TO_FIRST_LINE, SECONDS_BETWEEN_LINES = 30.0, 60.0
 UPDATES_OF_RATE = 100  # the rate is that of the last ones, with the validations and checkpoints between them
 NEVER = 1_000_000_000  # checkpoint.save_interval, in epochs, of the recipes
@@ -31,62 +25,9 @@ SLOW_UPDATES = 2  # the first ones of a process allocate memory and choose kerne
 # After these updates of the process a line gives the time to the end: a first estimate, and one from 20 updates.
 FIRST_ESTIMATE, MEASURED = SLOW_UPDATES + 3, SLOW_UPDATES + 20
 
-# What fairseq logs at every start, validation and checkpoint, by logger. Lines about what was read, written or is wrong remain.
-NOISE = re.compile(
-    r"fairseq_cli\.train: (task|model|criterion|num\. expert|max tokens|training on|begin |Start |end of epoch)"
-    r"|fairseq\.trainer: (Preparing|No existing|loading train|begin |Saving|Finished)"
-    r"|fairseq\.(data\.data_utils: loaded|data\.iterators: grouped|checkpoint_utils: Preparing)"
-)
-
-
-class ConsoleFilter(logging.Filter):
-    """Keep lines that say little out of the console. The log file has them, and every checkpoint has the settings.
-
-    Attributes:
-        bar: a progress bar on the terminal; a line first removes it, and the bar appears again with the next update.
-    """
-
-    bar: Any = None
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        # fairseq logs the configuration and the tree of modules as objects.
-        if not isinstance(record.msg, str) or NOISE.match(f"{record.name}: {record.getMessage()}"):
-            return False
-        if self.bar is not None:
-            self.bar.clear()
-        return True
-
-
-def console_filters() -> list[ConsoleFilter]:
-    return [each for handler in logging.root.handlers for each in handler.filters if isinstance(each, ConsoleFilter)]
-
-
-class Console(Hook):
-    """Filter what a run prints, where a log file or a terminal shows that the output is not itself the log.
-
-    A line that cannot be printed, on a full disk or to a closed pipe, is lost without a traceback of its own; the run goes on.
-    """
-
-    def before_rank(self, cfg: Any) -> None:
-        logging.raiseExceptions = False
-        if cfg.get("job_logging_cfg"):  # fairseq configures Hydra's logging again from this
-            with open_dict(cfg):
-                cfg.job_logging_cfg.filters = {
-                    "console": {"()": f"{ConsoleFilter.__module__}.{ConsoleFilter.__name__}"}
-                }
-                for handler in cfg.job_logging_cfg.handlers.values():
-                    if handler["class"] == "logging.StreamHandler":
-                        handler.filters = ["console"]
-                    elif handler["class"] == "logging.FileHandler":
-                        handler.encoding = "utf-8"
-        consoles = [handler for handler in logging.root.handlers if type(handler) is logging.StreamHandler]
-        for console in consoles:
-            if not console_filters() and (console.stream.isatty() or len(consoles) < len(logging.root.handlers)):
-                console.addFilter(ConsoleFilter())
-
 
 class Progress(Hook):
-    """What a run will cost, its position and its rate: a bar over the whole run on a terminal, lines elsewhere.
+    """The position of a run and its rate: a bar over the whole run on a terminal, lines elsewhere.
 
     Stock fairseq prints a bar per epoch, or a line per ``--log-interval`` updates, which may be hours apart on a CPU, and never
     how long a run takes.
@@ -103,6 +44,7 @@ class Progress(Hook):
 
     def before_launch(self, cfg: Any) -> None:
         """Log what a training run will do, before anything is loaded."""
+        logging.getLogger("fairseq_cli.train").addFilter(is_text)
         if cfg.distributed_training.distributed_rank != 0:
             return
         updates, epochs = cfg.optimization.max_update, cfg.optimization.max_epoch
@@ -112,9 +54,6 @@ class Progress(Hook):
             limit = " or ".join([f"{updates:,} updates"] * bool(updates) + [f"{epochs} epochs"] * bool(epochs))
         if minutes or updates or epochs:
             logger.info(f"{cfg.checkpoint.save_dir}: {limit}{_update_size(cfg)}; {_saves(cfg)}")
-
-    def after_load(self, cfg: Any, trainer: Any, epoch_itr: Any, extra_state: Any) -> None:
-        announce_cost(trainer)
 
     def before_epoch(self, cfg: Any, trainer: Any) -> None:
         if self.trainer is None:
@@ -136,8 +75,6 @@ class Progress(Hook):
                     "bar_format": "{percentage:3.0f}%|{bar}| {n:.1f} of {total:g} min{postfix}",
                 }
             self._bar = tqdm(initial=self._done(), dynamic_ncols=True, smoothing=0.05, **of_bar)
-            for console in console_filters():
-                console.bar = self._bar
 
     def before_next_batch(self) -> None:
         """Note the end of an update, and show the loss if fairseq's log interval has not shown it for a while.
@@ -227,6 +164,11 @@ class Progress(Hook):
         return (self._times[-1] - self._times[0]) / (len(self._times) - 1)
 
 
+def is_text(record: logging.LogRecord) -> bool:
+    """Leave out the configuration and the tree of modules, hundreds of lines which fairseq logs as objects."""
+    return isinstance(record.msg, str)
+
+
 def _update_size(cfg: Any) -> str:
     """Return the size of an update, where the settings determine it."""
     if not cfg.dataset.batch_size or cfg.dataset.max_tokens:
@@ -249,33 +191,6 @@ def _saves(cfg: Any) -> str:
         return "a checkpoint at the end"
     times = times or ["epoch" if checkpoint.save_interval == 1 else f"{checkpoint.save_interval} epochs"]
     return f"a checkpoint every {' and every '.join(times)}"
-
-
-def announce_cost(trainer: Any) -> None:
-    """Log what the updates of pretraining that are left cost; the first updates then tell how long they take here.
-
-    FLOPs are those of ``amos recipes``. A run without a number of updates, or whose cost per update changes, has no such line.
-    """
-    cfg, task = trainer.cfg, trainer.task
-    updates = cfg.optimization.max_update - trainer.get_num_updates()
-    is_counted = hasattr(task, "full_batch") and len(set(cfg.optimization.update_freq)) == 1 and not task.phases
-    if not (is_counted and updates > 0 and distributed_utils.get_global_rank() == 0):
-        return
-    parameters = sum(parameter.numel() for parameter in trainer.get_model().parameters())
-    batch = task.full_batch(cfg.dataset.max_tokens, cfg.dataset.batch_size, trainer.get_model().max_positions())
-    batches = updates * cfg.optimization.update_freq[0] * cfg.distributed_training.distributed_world_size
-    if 6.0 * parameters * batches * batch["ntokens"] < WORTH_COUNTING:
-        return
-    try:
-        with torch.random.fork_rng(devices=[]):
-            cost = build_update(cfg, task, reference=True).training()
-    except Exception as error:  # an objective of somebody else may need real tensors; this line must not end its run
-        logger.warning(f"the FLOPs of this run were not counted: {one_line(str(error))}")
-        return
-    logger.info(
-        f"{'the rest of this run' if trainer.get_num_updates() else 'this run'}: {updates:,} updates, "
-        f"{cost.tokens_per_update * updates:,} tokens, {cost.per_update * updates:.2g} FLOPs (amos flops --reference)"
-    )
 
 
 def duration(seconds: float) -> str:

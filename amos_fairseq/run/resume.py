@@ -7,7 +7,6 @@ Stock fairseq makes these mistakes without a message; here they are prevented:
 * A run continued where its schedule has reached its end trains with learning rate 0.
 * ``--restore-file`` with a path that does not exist starts from scratch. Repeated (by a scheduler that requeues), it starts
   again from the old checkpoint and overwrites the run's progress.
-* A run that is started again without a setting that it was started with goes on with another schedule or model.
 * A checkpoint with another vocabulary, relative position scheme, LayerNorm epsilon, window or rotary angle loads if its shapes
   happen to match.
 """
@@ -17,29 +16,25 @@ import hashlib
 import logging
 import math
 import os
-import shlex
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 from fairseq import checkpoint_utils
 from fairseq.file_io import PathManager
-from fairseq.logging import meters, progress_bar
+from fairseq.logging import progress_bar
 from filelock import FileLock
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 
-from amos_fairseq.checkpoint_files import num_updates_of, read_header, task_state_of, training_seconds_of
+from amos_fairseq.checkpoint_files import num_updates_of, read_header, task_state_of
 from amos_fairseq.compat.checkpoints import repair_last_checkpoint
 from amos_fairseq.compat.distribution import from_first_rank, raise_on_every_rank
 from amos_fairseq.compat.patching import running_scripts
 from amos_fairseq.errors import UserError, save_dir_not_writable
 from amos_fairseq.files import take_lock
-from amos_fairseq.optim.warmup_stable_decay import WarmupStableDecay, schedule_of
+from amos_fairseq.optim.warmup_stable_decay import schedule_of
 from amos_fairseq.run.hook import Hook
-from amos_fairseq.strangers import field, finite_number, whole_number
 
 logger = logging.getLogger(__name__)
 
@@ -49,13 +44,6 @@ POSITION_SCHEME = ("relative_position_scheme", "relative_position_buckets", "rel
 # Windows and rotary angles of ModernBERT, and the epsilon of LayerNorms, which is 1e-12 in most imported models.
 OTHERS = ("global_attention_every", "local_attention", "global_rope_theta", "local_rope_theta", "layer_norm_eps")
 
-# Sections whose settings make a run what it is, but for those of the machine, of data that may have moved, and what other
-# checks compare.
-OF_THE_RUN = ("optimization", "model", "task", "criterion", "optimizer", "lr_scheduler")
-NOT_OF_THE_RUN = {"data", "tokenizer_directory", "save_dir", "train_subset", "generator_checkpoint", "objective"}
-NOT_OF_THE_RUN |= {"precision", "kernels", "compile", "activation_checkpointing", "update_freq"}
-NOT_OF_THE_RUN |= {"save_interval_minutes", "stop_time_hours"}
-
 _locks: dict[str, FileLock] = {}  # held until this process ends
 
 
@@ -64,10 +52,6 @@ class Resume(Hook):
 
     def __init__(self) -> None:
         self.begins_branch = False
-
-    def before_launch(self, cfg: Any) -> None:
-        if HydraConfig.initialized():  # with flags, what is not given is not known
-            refuse_changed_settings(cfg, [override.lstrip("+~") for override in HydraConfig.get().overrides.task])
 
     def before_trainer(self, cfg: Any) -> None:
         if running_scripts():  # a program that has a trainer without fairseq's script continues no run
@@ -82,7 +66,7 @@ class Resume(Hook):
             if (path := checkpoint_to_load(cfg)) is None:
                 return False
             starts_anew = path == cfg.finetune_from_model
-            check_parts(path, read_header(path), cfg)
+            check_optimizer(path, cfg)
             check_fits(path, trainer.task, trainer.cfg.model, starts_anew)
             return starts_anew
 
@@ -133,10 +117,6 @@ def claim_save_dir(save_dir: str) -> None:
         raise save_dir_not_writable(save_dir, error) from error
 
 
-def leave_to_claim(verify_checkpoint_directory: Any, save_dir: str) -> None:
-    """Replace fairseq's test, which raises OSError on the first rank only: :func:`claim_save_dir` tests the directory."""
-
-
 def separate_jobs(cfg: Any) -> None:
     """Set the SAVE_DIR of a job of a sweep to its own folder: the jobs would continue and overwrite each other's run."""
     if not HydraConfig.initialized() or OmegaConf.is_missing(HydraConfig.get().job, "num"):
@@ -152,69 +132,6 @@ def separate_jobs(cfg: Any) -> None:
     torch.use_deterministic_algorithms(False)  # model.deterministic sets it
     if folder not in ("", ".") and not cfg.checkpoint.save_dir.endswith(f"/{folder}"):
         cfg.checkpoint.save_dir = f"{cfg.checkpoint.save_dir}/{folder}"
-
-
-def refuse_changed_settings(cfg: Any, overrides: Sequence[str]) -> None:
-    """Refuse to continue a run with other settings, unless ``overrides`` has them: the ``KEY=VALUE`` of the command line.
-
-    A damaged checkpoint is left to :func:`claim_and_repair`.
-    """
-    path = os.path.join(cfg.checkpoint.save_dir, f"checkpoint_last{cfg.checkpoint.checkpoint_suffix}.pt")
-    if cfg.checkpoint.restore_file != DEFAULT_FILE or not PathManager.isfile(path):
-        return
-    try:
-        saved = read_header(path).get("cfg")
-    except UserError:
-        return
-    forgotten = changed_settings(saved if isinstance(saved, dict) else {}, cfg)
-    # fairseq-train stores the name of the arch.
-    before, now = (str(name).partition("_")[0] for name in forgotten.get("model._name", ("", "")))
-    if before != now:
-        raise UserError(f"{path} is of a run of {before}, not of {now}: give another checkpoint.save_dir")
-    if "lr_scheduler.minutes" in forgotten:  # the number of updates follows
-        forgotten.pop("optimization.max_update", None)
-    for override in overrides:  # also of a whole section, or of a part of a setting
-        given = override.partition("=")[0]
-        forgotten = {
-            key: values
-            for key, values in forgotten.items()
-            if key != given and not key.startswith(f"{given}.") and not given.startswith(f"{key}.")
-        }
-    if forgotten:
-        before, now = (" ".join(as_typed(key, values[i]) for key, values in forgotten.items()) for i in (0, 1))
-        raise UserError(
-            f"{path} was trained with {before}, which would now be {now}: give the former to continue the run, the latter to "
-            "change it, or another checkpoint.save_dir"
-        )
-
-
-def as_typed(key: str, value: Any) -> str:
-    """Return a setting as on the command line of ``amos train``: Hydra takes no quotes in a list of mappings, the shell needs
-    them around it."""
-    value = "null" if value is None else value
-    text = yaml.safe_dump(value, default_flow_style=True, width=math.inf).strip() if isinstance(value, list) else value
-    setting = f"{key}={text}"
-    return shlex.quote(setting) if " " in setting else setting
-
-
-def changed_settings(saved: dict[str, Any], cfg: Any) -> dict[str, tuple[Any, Any]]:
-    """Return the settings of a run that differ, with the value in its checkpoint and the present one.
-
-    Those that follow one of another section are left out: they have its name and values, and the schedule's length is that of
-    the run.
-    """
-    settings, changed = OmegaConf.to_container(cfg, resolve=True, enum_to_str=True), {}
-    seen: list[tuple[str, Any]] = []
-    for section in OF_THE_RUN:
-        before, now = saved.get(section), settings[section]
-        if isinstance(before, dict) and isinstance(now, dict):
-            for name in sorted((before.keys() & now.keys()) - NOT_OF_THE_RUN):
-                values = getattr(before[name], "value", before[name]), now[name]
-                followed = "max_update" if name == "total_num_update" else name
-                if str(values[0]) != str(values[1]) and (followed, values) not in seen:
-                    seen.append((name, values))
-                    changed["common.seed" if name == "seed" else f"{section}.{name}"] = values
-    return changed
 
 
 def begins_branch(cfg: Any, decay_from: str) -> bool:
@@ -345,70 +262,16 @@ def finished(trainer: Any, epoch_itr: Any) -> str | None:
     return None
 
 
-def check_parts(path: str, header: dict[str, Any], cfg: Any) -> None:
-    """Check the parts of a checkpoint that training reads.
-
-    ``cfg``: the section ``checkpoint``; with ``--finetune-from-model`` and ``--reset-*`` fewer parts are read.
-    """
-    starts_anew = path == cfg.finetune_from_model
-    num_updates = num_updates_of(path, header)
-    reads_optimizer = not (starts_anew or cfg.reset_optimizer)
-    if reads_optimizer and header.get("last_optimizer_state") is None and num_updates > 0:
+def check_optimizer(path: str, cfg: Any) -> None:
+    """Refuse weights alone where a run would continue its schedule. ``cfg``: the section ``checkpoint``."""
+    header = read_header(path)
+    if path == cfg.finetune_from_model or cfg.reset_optimizer or num_updates_of(path, header) == 0:
+        return
+    if header.get("last_optimizer_state") is None:
         raise UserError(
             f"{path} has no optimizer state, so the run would start its schedule again: give it as --finetune-from-model "
             "with another --save-dir, or as --restore-file with --reset-optimizer --reset-lr-scheduler"
         )
-    try:
-        if not all(torch.is_tensor(tensor) for tensor in field(header, "model", dict).values()):
-            raise ValueError("its weights are other things than tensors")
-        scores = []
-        if reads_optimizer:
-            history = header["optimizer_history"][-1]
-            for name in ("criterion_name", "optimizer_name"):
-                field(history, name, str)
-            schedule = field(history, "lr_scheduler_state", dict)
-            scores.append(schedule.get("best"))
-            for value in (schedule[name] for name in WarmupStableDecay.STATE if schedule.get(name) is not None):
-                finite_number(value)
-            _check_optimizer(header.get("last_optimizer_state"))
-        extra = field(header, "extra_state", dict)
-        if "previous_training_time" in extra:
-            training_seconds_of(header)
-        if not (starts_anew or cfg.reset_meters):
-            scores.append(extra.get("best"))
-            for saved in field({"metrics": {}} | extra, "metrics", dict).values():
-                loaded = meters.MetersDict()
-                loaded.load_state_dict(saved)
-                loaded.get_smoothed_values()
-        if not all(score is None or type(score) in (int, float) for score in scores):  # it may be infinite
-            raise ValueError("best is not a number")
-        position = field(extra, "train_iterator", dict)
-        whole_number(position.get("epoch"), low=1)
-        whole_number(position.get("version", 1))
-        if not (starts_anew or cfg.reset_dataloader):
-            whole_number(position.get("iterations_in_epoch"))
-            for name in (name for name in position if name.startswith(("blocks_", "phase"))):
-                whole_number(position[name])
-    # Damaged meters raise any of these.
-    except (TypeError, ValueError, LookupError, AttributeError, AssertionError, ArithmeticError, RuntimeError) as error:
-        raise UserError(
-            f"{path} is damaged, or was not written by fairseq-train ({type(error).__name__}: {error}): give another one"
-        ) from error
-
-
-def _check_optimizer(saved: Any) -> None:
-    """Raise ``ValueError`` unless this is the state of an optimizer of torch, or of several in fairseq's ``composite``."""
-    if saved is None:
-        return
-    parts = saved.values() if isinstance(saved, dict) else ()
-    composed = [part for part in parts if isinstance(part, dict) and "param_groups" in part]
-    for part in composed or [saved]:
-        if not all(isinstance(state, dict) for state in field(part, "state", dict).values()):
-            raise ValueError("a state of the optimizer is not an object")
-        for group in field(part, "param_groups", list):
-            field(group, "params", list)
-            if isinstance(group.get("lr"), (str, int, float)):  # some optimizers have a tensor or None
-                finite_number(group["lr"])
 
 
 def check_fits(path: str, task: Any, model_cfg: Any, starts_anew: bool = False) -> None:

@@ -23,11 +23,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from types import FrameType
 from typing import Any, NoReturn
 
 import torch
 from fairseq import checkpoint_utils
+from fairseq.dataclass import FairseqDataclass
 from fairseq.distributed import utils as distributed_utils
 from fairseq.trainer import Trainer
 from omegaconf import OmegaConf
@@ -35,6 +37,7 @@ from omegaconf import OmegaConf
 from amos_fairseq.errors import INTERRUPTED, REQUEUE
 from amos_fairseq.run.hook import Hook
 from amos_fairseq.run.resume import DEFAULT_FILE
+from amos_fairseq.setting_checks import setting
 
 logger = logging.getLogger(__name__)
 
@@ -93,6 +96,16 @@ def handled() -> Iterator[None]:
         _received.clear()
         _interrupted_at.clear()
         _trains.clear()
+
+
+@dataclass
+class SaveSettings(FairseqDataclass):
+    save_interval_minutes: float = setting(
+        30.0,
+        "write checkpoint_last.pt when the last checkpoint is older than this (0: only at --save-interval and "
+        "--save-interval-updates; ours)",
+        "0 or more",
+    )
 
 
 class Signals(Hook):

@@ -9,7 +9,7 @@ from typing import Any, List, Optional  # noqa: UP035 (fairseq reads the types o
 import numpy as np
 import torch
 from fairseq.data import Dictionary, data_utils
-from fairseq.dataclass import ChoiceEnum, FairseqDataclass
+from fairseq.dataclass import ChoiceEnum
 from fairseq.distributed import utils as distributed_utils
 from fairseq.logging import metrics
 from fairseq.tasks import register_task
@@ -31,7 +31,7 @@ from amos_fairseq.data.seeding import Purpose, noise_seed
 from amos_fairseq.data.vocabulary import Vocabulary, shard_directories
 from amos_fairseq.errors import UserError
 from amos_fairseq.models.pretraining import NO_NEXT_TOKEN, GeneratorNetwork, PretrainingModel
-from amos_fairseq.recipes import PRECISIONS
+from amos_fairseq.run.hooks import HookSettings
 from amos_fairseq.setting_checks import check_ranges, setting
 from amos_fairseq.tasks.corpus_task import CorpusTask, arch_name
 from amos_fairseq.text import MASK_SYMBOL, protect, special_ids
@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass
-class TextPretrainingConfig(FairseqDataclass):
+class TextPretrainingConfig(HookSettings):
     data: str = setting(
         MISSING, "directory of the binarized corpus; dir0:dir1 are shards, each epoch uses the next one"
     )
@@ -83,29 +83,6 @@ class TextPretrainingConfig(FairseqDataclass):
     tokenizer_directory: Optional[str] = setting(  # noqa: UP045
         None, "tokenizer that binarized the corpus (default: DATA/tokenizer)"
     )
-    divergence_factor: float = setting(
-        3.0,
-        "end the run after 10 updates in a row whose loss is above the median of the last 100 updates times this "
-        "factor, or whose gradient norm is 10 times as far above (0: never; ours)",
-        "0 or more",
-    )
-    collapse_updates: int = setting(
-        1000,
-        "warn when detection has given all tokens the same probability for this many updates in a row, and end "
-        "the run after as many more (0: never; ours)",
-        "0 or more",
-    )
-    save_interval_minutes: float = setting(
-        30.0,
-        "write checkpoint_last.pt when the last checkpoint is older than this (0: only at --save-interval and "
-        "--save-interval-updates; ours)",
-        "0 or more",
-    )
-    precision: Optional[ChoiceEnum(PRECISIONS)] = setting(  # noqa: UP045
-        None,
-        "auto: bf16 where the device has fast bfloat16 products (of several ranks, each device), else "
-        "float32; a run that continues keeps its own (default: --bf16 or --fp16, else float32)",
-    )
     objective: str = II("criterion._name")
     seed: int = II("common.seed")
     save_dir: str = II("checkpoint.save_dir")
@@ -126,6 +103,8 @@ class TextPretrainingTask(CorpusTask):
     _mask_weights: np.ndarray | None = None
     # [tokens of the dictionary] bool, of --whole-words.
     word_starts: np.ndarray | None = None
+    # Returns the phase of the next update: run/phases.py knows the updates and the time of the run.
+    due_phase: Callable[[], int] | None = None
     # Of the last epoch that was begun, where the run has phases.
     phase_iterator: PhaseIterator | None = None
 
@@ -135,7 +114,6 @@ class TextPretrainingTask(CorpusTask):
         self.phases = read_phases(cfg.phases, cfg.tokens_per_sample, cfg.mask_prob)
         self.of_validation = whole_run  # length and share of masked tokens
         self.of_step = (self.phases or [whole_run])[0]  # the same of the present step's phase
-        self.due_phase: Callable[[], int] = lambda: 0  # set by run/phases.py
 
     @classmethod
     def setup_task(cls, cfg: TextPretrainingConfig, **kwargs: Any) -> "TextPretrainingTask":
@@ -311,7 +289,7 @@ class TextPretrainingTask(CorpusTask):
         start = before.position if before is not None and before.epoch == epoch else 0
         sizes = [phase.batch_size or blocks_per_batch(phase.length, *limits) for phase in self.phases]
         settings = self.iterator_settings(dataset, epoch, **settings)
-        self.phase_iterator = PhaseIterator(dataset, self.phases, sizes, self.due_phase, start, **settings)
+        self.phase_iterator = PhaseIterator(dataset, self.phases, sizes, self.due_phase or int, start, **settings)
         return self.phase_iterator
 
     def eval_lm_dataloader(self, *args: Any, **kwargs: Any) -> None:

@@ -65,16 +65,3 @@ def test_a_run_that_ends_at_its_start_leaves_no_folder(is_used: bool, tmp_path, 
     remove(*arguments)
     assert run.exists() == is_used
     assert (tmp_path / "checkpoints").exists() == is_used
-
-
-@pytest.mark.parametrize("name", ["hydra_train.log", ".hydra", "tensorboard"])
-def test_links_where_hydra_writes_are_refused(name: str, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    """In SAVE_DIR and in the folder of a job of a sweep, before Hydra opens the files."""
-    link = tmp_path / "sweep" / "job" / name
-    link.parent.mkdir(parents=True)
-    link.symlink_to(tmp_path / "elsewhere")
-    settings = {"job": {"name": "hydra_train"}, "run": {"dir": str(tmp_path / "sweep" / "job")}}
-    config = OmegaConf.create({"hydra": settings | {"sweep": {"dir": str(tmp_path / "sweep")}}})
-    for start in (ImportPlugin().on_run_start, ImportPlugin().on_multirun_start):
-        assert f"{name} is a link" in error_line(capsys, lambda _, start=start: start(config))
-    assert not (tmp_path / "elsewhere").exists()

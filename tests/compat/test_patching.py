@@ -16,13 +16,12 @@ from tiny_runs import ROOT
 from torch import nn
 
 import amos_fairseq  # noqa: F401  (patches fairseq)
-from amos_fairseq import process
+from amos_fairseq import fairseq_import
 from amos_fairseq.compat import PATCHES
 from amos_fairseq.compat.patching import Patch, Script, patch_training_script, stop_readers
-from amos_fairseq.downstream.texts import task as text_task
 from amos_fairseq.run.hooks import REPLACED
 
-ALL = [*(patch for patches in PATCHES.values() for patch in patches), *REPLACED, *text_task.REPLACED]
+ALL = [*(patch for patches in PATCHES.values() for patch in patches), *REPLACED]
 
 
 def test_each_function_is_replaced_once() -> None:
@@ -104,10 +103,10 @@ def test_background_readers_end(size: int) -> None:
 
 def test_scores_are_imported_when_they_are_called(monkeypatch: pytest.MonkeyPatch) -> None:
     """With modules of the standard library, which this process may import twice."""
-    monkeypatch.setattr(process, "SCORES", ("xml", "xml.dom", "colorsys"))
+    monkeypatch.setattr(fairseq_import, "SCORES", ("xml", "xml.dom", "colorsys"))
     for name in [name for name in sys.modules if name.partition(".")[0] in ("xml", "colorsys")]:
         monkeypatch.delitem(sys.modules, name)
-    with process.scores_imported_later():
+    with fairseq_import.scores_imported_later():
         from colorsys import rgb_to_hsv
         from xml import dom
     assert "colorsys" not in sys.modules

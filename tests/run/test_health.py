@@ -18,7 +18,7 @@ from omegaconf import OmegaConf
 
 from amos_fairseq.errors import COLLAPSED, DIVERGED, UserError
 from amos_fairseq.run import hooks
-from amos_fairseq.run.health import Collapse, Divergence, FiniteUpdates, Plateau
+from amos_fairseq.run.health import Collapse, Divergence, FiniteUpdates
 from amos_fairseq.run.metrics_file import read_records
 
 NAN, INF = float("nan"), float("inf")
@@ -186,27 +186,6 @@ def test_a_useless_discriminator_is_seen_at_a_validation(split, component, auc, 
     line = "update 40: the discriminator tells hardly anything apart (AUC 0.54) and its states vary in one direction"
     assert (line in caplog.text) is warns
     assert bool(caplog.text) is warns
-
-
-@pytest.mark.parametrize(
-    ("losses", "line"),
-    [
-        ({"mlm_loss_4": 8.5, "mlm_loss_6": 8.0}, "8.00 nats, is not below the entropy of its single tokens, 6.24"),
-        ({"mlm_loss_4": 8.5, "mlm_loss_6": 6.0}, ""),
-        ({"rtd_loss": 8.0}, ""),
-    ],
-)
-def test_the_end_of_a_run_on_the_plateau(losses: dict[str, float], line: str, caplog) -> None:
-    """What counts is the last validation, and of several depths the best."""
-    hook = Plateau()
-    hook.before_logging("", "valid", 10, {"mlm_loss_4": 9.0, "unigram_entropy": 6.24})
-    hook.before_logging("", "valid", 20, losses | {"unigram_entropy": 6.24})
-    hook.before_logging("", "train", 20, {"mlm_loss_4": 9.0})
-    hook.update_completed(None, None, None, is_last=False)
-    assert not caplog.text
-    hook.update_completed(None, None, None, is_last=True)
-    assert line in caplog.text
-    assert bool(caplog.text) is bool(line)
 
 
 @pytest.mark.slow

@@ -33,8 +33,6 @@ def test_names_that_do_not_exist(section: str, name: Any, message: str) -> None:
 @pytest.mark.parametrize(
     ("section", "values", "message"),
     [
-        ("checkpoint", {"write_checkpoints_asynchronously": True}, "is not supported: leave it out"),
-        ("distributed_training", {"ddp_backend": "fully_sharded"}, "is not supported: use pytorch_ddp"),
         # What a recipe's optimizer or scheduler has and another one lacks is listed at once.
         (
             "optimizer",

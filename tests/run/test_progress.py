@@ -54,20 +54,6 @@ def cost_lines(caplog: pytest.LogCaptureFixture, trainer: SimpleNamespace, **cha
     return caplog.messages
 
 
-def test_cost_is_that_of_the_updates_that_are_left(pretraining, caplog) -> None:
-    """Products of one sequence by hand, in 2 layers of width 64 and length 64: 10 positions are predicted from 448 rows."""
-    length, width, masked, rows = 64, 64, 10, 448
-    layer = 24 * length * width**2 + 4 * length**2 * width
-    forward = 2 * layer + 2 * masked * width * width + 2 * masked * width * rows
-    flops = 3 * forward * 128 * 3 * 2 * 1750
-    state = torch.random.get_rng_state()
-    (line,) = cost_lines(caplog, pretraining)
-    assert torch.equal(state, torch.random.get_rng_state())
-    assert line == f"this run: 1,750 updates, 86,016,000 tokens, {flops:.2g} FLOPs (amos flops --reference)"
-    (line,) = cost_lines(caplog, pretraining, get_num_updates=lambda: 1050)
-    assert line.startswith(f"the rest of this run: 700 updates, 34,406,400 tokens, {0.4 * flops:.2g} FLOPs (")
-
-
 def train_epoch(clock: list[float], updates: int, seconds: float, first: Sequence[float], max_update: int) -> None:
     """What fairseq's ``train`` does: updates of ``seconds`` each but for the ``first`` ones; update n has the loss n."""
     done = [0]
@@ -95,28 +81,3 @@ def test_the_time_of_the_run_is_told_after_twenty_measured_updates(clock, caplog
         # (3 x 2 + 17 x 0.1) / 20 seconds
         "update 22 of 10,022: loss 11.500, 0.38 s per update, about 1 h 4 min to the end",
     ]
-
-
-def test_console_of_hydra_is_quiet_and_its_file_complete(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """fairseq configures logging a second time, from the job's settings."""
-    console = {"class": "logging.StreamHandler", "stream": "ext://sys.stdout"}
-    handlers = {"console": console, "file": {"class": "logging.FileHandler", "filename": str(tmp_path / "log")}}
-    root = {"level": "INFO", "handlers": ["console", "file"]}
-    settings = {"version": 1, "disable_existing_loggers": False, "handlers": handlers, "root": root}
-    cfg = OmegaConf.create({"job_logging_cfg": settings})
-    OmegaConf.set_struct(cfg, True)
-    stdout = io.StringIO()
-    monkeypatch.setattr("sys.stdout", stdout)
-    before = logging.root.handlers[:], logging.root.level
-    try:
-        progress.Console().before_rank(cfg)
-        logging.config.dictConfig(OmegaConf.to_container(cfg.job_logging_cfg))
-        logging.getLogger("fairseq_cli.train").info({"a": 1})
-        logging.getLogger("fairseq_cli.train").info("done training")
-    finally:
-        for handler in logging.root.handlers:
-            handler.close()
-        logging.root.handlers[:], level = before
-        logging.root.setLevel(level)
-    assert stdout.getvalue() == "done training\n"
-    assert (tmp_path / "log").read_text() == "{'a': 1}\ndone training\n"

@@ -14,8 +14,8 @@ from omegaconf import OmegaConf
 from rank_functions import succeed_on_two_ranks
 
 from amos_fairseq.errors import UserError
+from amos_fairseq.fairseq_import import root_logger_kept
 from amos_fairseq.optim.warmup_stable_decay import WarmupStableDecay, WarmupStableDecayConfig
-from amos_fairseq.process import root_logger_kept
 from amos_fairseq.recipes.composition import compose_with_hydra
 from amos_fairseq.run import hooks, time_budget
 from amos_fairseq.run.resume import finished, refusal

@@ -1,5 +1,4 @@
-"""Texts, or pairs of texts, with a class, several labels, or a number: fairseq's task and criterion; and two patches of its
-own ``sentence_prediction``."""
+"""Texts, or pairs of texts, with a class, several labels, or a number: fairseq's task and criterion."""
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -11,13 +10,12 @@ import numpy as np
 import torch
 from fairseq import metrics
 from fairseq.criterions import register_criterion
-from fairseq.data import Dictionary, FairseqDataset
-from fairseq.tasks import register_task, sentence_prediction
+from fairseq.data import Dictionary
+from fairseq.tasks import register_task
 from omegaconf import II, MISSING
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, mse_loss
 
-from amos_fairseq.compat.patching import Patch, apply_patches
 from amos_fairseq.data.vocabulary import Vocabulary
 from amos_fairseq.downstream.labeled_task import (
     LabeledCriterion,
@@ -31,8 +29,6 @@ from amos_fairseq.downstream.model import TEXT_HEAD, TextModel
 from amos_fairseq.downstream.texts.dataset import (
     UNKNOWN_CLASS,
     LabeledTexts,
-    ShortenedTexts,
-    check_texts,
     chosen_rows,
     read_targets,
     read_task_record,
@@ -302,37 +298,3 @@ def scores_of_sum(kind: str, total: np.ndarray) -> dict[str, float]:
         return dict.fromkeys(SCORES[kind], 0.0)
     dtype = np.int64 if kind == "classes" else np.float64
     return text_scores(kind, predictions[rows].astype(dtype), targets[rows].astype(dtype))
-
-
-# What fairseq's own ``sentence_prediction`` lacks. Damaged data would train another model in silence, or end in a traceback.
-# ``--shorten-method truncate`` cuts the end of the joined row: of a pair with a long first text nothing of the second remains,
-# and the last ``</s>`` is lost. Here the longer text is cut first and the special tokens remain, as in ``amos glue``.
-def cut_longer_text_first(
-    stock: Callable[..., FairseqDataset],
-    rows: FairseqDataset,
-    split: str,
-    shortened_splits: str,
-    method: str,
-    max_tokens: int,
-    seed: int,
-) -> FairseqDataset:
-    """Replace the method ``truncate``; ``rows`` are the joined texts, ``shortened_splits`` is empty for all splits."""
-    if method != "truncate" or (shortened_splits and split not in shortened_splits.split(",")):
-        return stock(rows, split, shortened_splits, method, max_tokens, seed)
-    shortened = ShortenedTexts(rows, max_tokens)
-    if shortened.num_cut:
-        longer = f"{shortened.num_cut:,} of {len(rows):,} rows have more than {max_tokens} tokens"
-        logger.info(f"{split}: {longer}; the longer text of a pair is cut first")
-    return shortened
-
-
-def check_labeled_texts(load_dataset: Callable[..., Any], task: Any, split: str, *args: Any, **kwargs: Any) -> Any:
-    check_texts(Path(str(task.cfg.data)), split)
-    return load_dataset(task, split, *args, **kwargs)
-
-
-REPLACED = (
-    Patch(sentence_prediction, "maybe_shorten_dataset", cut_longer_text_first),
-    Patch(sentence_prediction.SentencePredictionTask, "load_dataset", check_labeled_texts),
-)
-apply_patches(REPLACED)
