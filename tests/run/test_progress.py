@@ -1,6 +1,5 @@
 """What a run prints: its cost, and the time to the end; what the console leaves out."""
 
-import io
 import logging
 import logging.config
 from collections.abc import Iterator, Sequence
@@ -8,7 +7,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 from fairseq import models
 from fairseq.logging import metrics, progress_bar
 from omegaconf import OmegaConf
