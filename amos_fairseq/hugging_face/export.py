@@ -37,7 +37,6 @@ from amos_fairseq.hugging_face.weights import CUSTOM, Head, in_their_rows, to_hu
 from amos_fairseq.modules.bert_encoder import BertEncoderConfig
 from amos_fairseq.output.terminal import say
 from amos_fairseq.process import version_of
-from amos_fairseq.run.health import describe_plateau
 from amos_fairseq.run.metrics_file import read_records
 from amos_fairseq.strangers import read_json
 from amos_fairseq.text import MASK_SYMBOL
@@ -214,7 +213,6 @@ def write_card(
         tokens_of_update=tokens_of_update,
         num_tokens=float(f"{tokens_of_update * loaded.num_updates:.3g}"),  # to three digits, where it was logged
         validation=validation,
-        plateau=describe_plateau(validation or {}),
         not_metrics=_NOT_METRICS,
         result=result,
         num_dev=dev_rows(loaded.file.parent) if result else None,

@@ -96,8 +96,8 @@ def test_card_states_the_facts_of_the_run(runs, tmp_path):
     assert str(runs) not in text, "no path of this machine"
 
 
-def test_card_names_labels_and_the_plateau(tmp_path):
-    """Names with a meaning in Markdown; many of them; none. A loss above the entropy of single tokens is said, as in a run."""
+def test_card_names_labels(tmp_path):
+    """Names with a meaning in Markdown; many of them; none."""
     for names, line in (
         ("*a*,b|c", r"| Labels | `*a*` b\|c |"),
         (",".join(f"n{i}" for i in range(51)), "| Labels | 51, in `"),
@@ -108,12 +108,7 @@ def test_card_names_labels_and_the_plateau(tmp_path):
         assert line in card
         assert ("| Labels |" in card) is bool(names)
     run = write_run(tmp_path / "mlm", "mlm")
-    for loss, is_said in ((6.5, True), (6.4, False)):
-        record = {"split": "valid", "update": 5, "loss": loss, "mlm_loss_2": loss, "unigram_entropy": 6.5}
-        (run / "metrics.jsonl").write_text(json.dumps(record) + "\n")
-        card = card_of(run, tmp_path / f"mlm{loss}")
-        assert ("The loss of masked tokens on held-out text, 6.50 nats, is not below the entropy" in card) is is_said
-    assert f"| Updates | {UPDATES} |" in card
+    assert f"| Updates | {UPDATES} |" in card_of(run, tmp_path / "mlm_card")
     state = torch.load(run / "checkpoint_last.pt", weights_only=True)
     state["cfg"]["optimization"] = {"max_update": UPDATES + 5, "lr": [5e-4]}
     state["cfg"]["model"]["encoder_lr_scale"] = 0.1  # as amos adapt writes it
