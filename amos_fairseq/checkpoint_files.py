@@ -1,6 +1,7 @@
 """Find the files of checkpoints, verify their checksums, and load them as data only."""
 
 import contextlib
+import dataclasses
 import errno
 import pickle
 import re
@@ -8,13 +9,24 @@ import shlex
 import textwrap
 import zipfile
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import file_version
-from amos_fairseq.strangers import LARGEST_COUNT, finite_number, whole_number
+from amos_fairseq.strangers import (
+    LARGEST_COUNT,
+    are_labels,
+    field,
+    finite_number,
+    plain_name,
+    text_in,
+    whole_number,
+)
 
+HEADS = "heads"  # in the state of a task
+HEAD_KINDS = ("classes", "labels", "number", "words", "spans", "trees")
 _verified: set[tuple] = set()  # name and version of checkpoints with right checksums
 
 
@@ -106,12 +118,55 @@ def num_updates_of(path: str, checkpoint: dict[str, Any]) -> int:
         ) from error
 
 
+@dataclass(frozen=True)
+class HeadOutputs:
+    """What the outputs of a head mean. A task puts it into its state as plain values, which fairseq saves in checkpoints.
+
+    Attributes:
+        kind: of texts "classes", "labels" (any number of them) or "number"; of words "words" or "spans", where the labels mark
+            spans; "trees", where they are relations.
+        labels: names of the outputs in their order; none of a number.
+        name: of the task or column, as the user wrote it.
+        text_columns, header, csv_quotes: how the table of the texts was read.
+        raw_text: whether a sentence had its text as it is written, with spaces between some words alone.
+    """
+
+    kind: str
+    labels: list[str]
+    name: str = ""
+    text_columns: list[str] = dataclasses.field(default_factory=list)
+    header: bool = True
+    csv_quotes: bool = False
+    raw_text: bool = False
+
+    @classmethod
+    def parse(cls, content: Any) -> "HeadOutputs":
+        """Return the head of these plain values; raise ``ValueError`` for others."""
+        kind, labels = field(content, "kind", str), field(content, "labels", list)
+        if kind not in HEAD_KINDS or (kind == "number") == bool(labels) or (labels and not are_labels(labels)):
+            raise ValueError(f"kind {kind!r:.60} with {len(labels):,} labels is not what a head predicts")
+        name, *columns = map(text_in, [field(content, "name", str), *field(content, "text_columns", list)])
+        options = {name: field(content, name, bool) for name in ("header", "csv_quotes", "raw_text")}
+        return cls(kind, labels, name, columns, **options)
+
+
 def task_state_of(path: str, checkpoint: dict[str, Any]) -> dict[str, Any]:
-    """Return ``task_state`` of a checkpoint, empty if there is none."""
+    """Return a copy of ``task_state`` of a checkpoint, empty if there is none: sha256 of the vocabulary, and under
+    :data:`HEADS` what :func:`heads_in` reads."""
     state = checkpoint.get("task_state") or {}
-    if not isinstance(state, dict) or not all(isinstance(value, str | None) for value in state.values()):
-        raise UserError(f"{path} has a damaged task_state: give another checkpoint")
-    return state
+    try:
+        heads_in(state)
+        if not all(isinstance(value, str | None) for name, value in state.items() if name != HEADS):
+            raise ValueError("a fingerprint is no text")
+    except (AttributeError, ValueError) as error:
+        raise UserError(f"{path} has a damaged task_state ({error}): give another checkpoint") from error
+    return dict(state)
+
+
+def heads_in(task_state: dict[str, Any]) -> dict[str, HeadOutputs]:
+    """Return what the outputs of each head mean; raise ``ValueError`` for values that no task has written."""
+    heads = field(task_state, HEADS, dict) if HEADS in task_state else {}
+    return {plain_name(name): HeadOutputs.parse(head) for name, head in heads.items()}
 
 
 def training_seconds_of(checkpoint: dict[str, Any]) -> float:

@@ -9,6 +9,7 @@ import collections
 import json
 import math
 import os
+import re
 import reprlib
 import stat
 from collections.abc import Callable, Iterator
@@ -227,6 +228,16 @@ def is_unicode(text: str) -> bool:
     Python reads bytes of the command line that are not UTF-8 as lone surrogates, and JSON can spell them.
     """
     return text.isascii() or not any("\ud800" <= character <= "\udfff" for character in text)
+
+
+def are_labels(labels: Any) -> bool:
+    """Return whether this is a list of different names of labels, each on one line."""
+    return (
+        isinstance(labels, list)
+        and all(isinstance(label, str) and label != "" and not re.search(r"[\r\n\0]", label) for label in labels)
+        and all(map(is_unicode, labels))
+        and len(labels) == len(set(labels)) > 0
+    )
 
 
 def plain_name(value: Any, longest: int = LONGEST_NAME) -> str:

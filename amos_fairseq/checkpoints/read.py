@@ -20,8 +20,10 @@ from omegaconf import DictConfig
 from torch import Tensor
 
 from amos_fairseq.checkpoint_files import (
+    HeadOutputs,
     checkpoint_file,
     describe_other_weights,
+    heads_in,
     num_updates_of,
     read_header,
     task_state_of,
@@ -54,9 +56,10 @@ class LoadedCheckpoint:
         task, criterion: their settings, plain values.
         num_updates: optimizer steps until the checkpoint.
         parent: the checkpoint that the run started from (``--finetune-from-model``), as it was given; empty without one.
-        task_state: sha256 of what the weights depend on: of the vocabulary, and of the labels of each head.
+        task_state: sha256 of what the weights depend on, such as the vocabulary.
         optimization: settings of the run, plain values.
         is_new: modules of imported weights that their source lacks: random values.
+        heads: what the outputs of each head mean, which predicts labels.
     """
 
     file: Path
@@ -67,9 +70,10 @@ class LoadedCheckpoint:
     num_updates: int
     criterion: dict[str, Any]
     parent: str = ""
-    task_state: dict[str, str | None] = field(default_factory=dict)
+    task_state: dict[str, Any] = field(default_factory=dict)
     optimization: dict[str, Any] = field(default_factory=dict)
     is_new: frozenset[str] = frozenset()
+    heads: dict[str, HeadOutputs] = field(default_factory=dict)
 
     @property
     def imported_from(self) -> str:
@@ -89,6 +93,13 @@ class LoadedCheckpoint:
         rate = rates[0] if isinstance(rates, list) and rates else None
         scales = [getattr(self.model.cfg, name, 1.0) for name in ("encoder_lr_scale", "discriminator_lr_scale")]
         return rate * math.prod(scales) if type(rate) is float else None
+
+    def head(self, name: str) -> HeadOutputs:
+        if name not in self.heads:
+            raise UserError(
+                f"{self.file} has no head {name} (it has {', '.join(self.heads) or 'none'}): fine-tune it first"
+            )
+        return self.heads[name]
 
     @property
     def separator(self) -> int | None:
@@ -174,7 +185,24 @@ def restore_checkpoint(file: Path, state: dict[str, Any], tokenizer: CheckpointP
         task_state,
         optimization if isinstance(optimization := cfg.get("optimization"), dict) else {},
         newly_initialized(state),
+        named_heads(file, model, cfg["task"], heads_in(task_state)),
     )
+
+
+def named_heads(
+    file: Path, model: BaseFairseqModel, task: dict[str, Any], recorded: dict[str, HeadOutputs]
+) -> dict[str, HeadOutputs]:
+    """Return what the outputs of the model's heads for labels mean; those of fairseq's own task have no names."""
+    heads = {}
+    for name, head in getattr(model, "heads", {}).items():
+        is_number = bool(task.get("regression_target")) or head.num_outputs == 1
+        heads[name] = recorded.get(name) or HeadOutputs("number" if is_number else "classes", [])
+        if name in recorded and max(1, len(recorded[name].labels)) != head.num_outputs:
+            names = len(recorded[name].labels)
+            raise UserError(
+                f"{file} names {names:,} labels of {name}, which has {head.num_outputs:,}: give another file"
+            )
+    return heads
 
 
 def newly_initialized(state: dict[str, Any]) -> frozenset[str]:

@@ -1,9 +1,8 @@
 """What all tasks with labels share: settings, a model with a head, the order of an epoch, and padded batches of tokens."""
 
 import os
-import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, List  # noqa: UP035 (fairseq reads the types of config classes, in typing's spelling)
 
@@ -15,20 +14,17 @@ from fairseq.data import Dictionary, FairseqDataset
 from fairseq.dataclass import FairseqDataclass
 from omegaconf import II, OmegaConf
 
-from amos_fairseq.checkpoints.read import LoadedCheckpoint
+from amos_fairseq.checkpoint_files import HEADS, HeadOutputs
 from amos_fairseq.criterions.pretraining import mean
 from amos_fairseq.data.block_iterator import similar_lengths
 from amos_fairseq.data.seeding import EpochOrder, Purpose, keyed_generator
 from amos_fairseq.data.vocabulary import Vocabulary
-from amos_fairseq.downstream.model import TEXT_HEAD, FineTunedModel
+from amos_fairseq.downstream.model import FineTunedModel
 from amos_fairseq.errors import UserError
-from amos_fairseq.experiments.records import content_sha256
 from amos_fairseq.setting_checks import setting
-from amos_fairseq.strangers import is_unicode
 from amos_fairseq.tasks.corpus_task import CorpusTask, arch_name
 
 TASK_FILE = "task.json"  # what amos prepare writes beside the texts and labels of a task
-TASK_FOLDER = "tasks"  # beside a checkpoint of several tasks: a folder for each, with its task.json
 AVERAGE = "average"  # of the main scores of several tasks, in logs and results
 
 
@@ -59,8 +55,8 @@ class LabeledTask(CorpusTask):
         model = super().build_model(cfg, from_checkpoint)
         if not isinstance(model, FineTunedModel):
             raise UserError(f"--arch {arch_name(cfg)} has no head for {self.head_for}: give one of amos_fairseq")
-        for head, (kind, labels) in (self.add_head(model) or {}).items():
-            self.state.merge_state_dict({f"labels of {head}": content_sha256([kind, labels])})
+        heads = {name: asdict(outputs) for name, outputs in self.add_head(model).items()}
+        self.state.merge_state_dict({HEADS: heads})
         return model
 
     def order_of_epoch(self, dataset: Any, batches_per_update: int, batch_size: int) -> np.ndarray:
@@ -84,46 +80,10 @@ class LabeledTask(CorpusTask):
     def has_sharded_data(self, split: str) -> bool:
         return False  # several folders of data are several tasks, not the shards of one corpus
 
-    def add_head(self, model: FineTunedModel) -> dict[str, tuple[str, list[str]]] | None:
-        """Add the heads that depend on the data. Return kind and names of the labels of each, if it has some: checkpoints get
-        their fingerprint, for :func:`check_labels`."""
-
-
-def check_labels(loaded: LoadedCheckpoint, head: str, kind: str, labels: Sequence[str], source: Path) -> None:
-    """Refuse labels in the file ``source`` that are not those of a head."""
-    heads = loaded.model.heads
-    head = TEXT_HEAD if TEXT_HEAD in heads else head
-    if head not in heads:
-        raise UserError(f"{loaded.file} has no head {head} (it has {', '.join(heads) or 'none'}): fine-tune it first")
-    if not are_trained_labels(loaded, head, kind, labels):
-        raise UserError(
-            f"{source} does not have the labels that {loaded.file} was trained with, in their order: restore it, or train again"
-        )
-
-
-def are_trained_labels(loaded: LoadedCheckpoint, head: str, kind: str, labels: Sequence[str]) -> bool:
-    """Return whether a head was trained with these labels: the same kind, number and order.
-
-    A model of one task on texts has a single head, whatever ``head`` is.
-    """
-    heads, known = loaded.model.heads, fingerprint_of_labels(loaded, head)
-    num_outputs = heads[TEXT_HEAD if TEXT_HEAD in heads else head].num_outputs
-    return num_outputs == max(1, len(labels)) and known in (None, content_sha256([kind, list(labels)]))
-
-
-def fingerprint_of_labels(loaded: LoadedCheckpoint, head: str) -> str | None:
-    """Return the sha256 of kind and names of the labels that a head was trained with; checkpoints of other tasks have none."""
-    return loaded.task_state.get(f"labels of {TEXT_HEAD if TEXT_HEAD in loaded.model.heads else head}")
-
-
-def are_labels(labels: Any) -> bool:
-    """Return whether this is a list of different labels that fit on the lines of ``labels.txt``."""
-    return (
-        isinstance(labels, list)
-        and all(isinstance(label, str) and label != "" and not re.search(r"[\r\n\0]", label) for label in labels)
-        and all(map(is_unicode, labels))
-        and len(labels) == len(set(labels)) > 0
-    )
+    def add_head(self, model: FineTunedModel) -> dict[str, HeadOutputs]:
+        """Add the heads that depend on the data. Return what the outputs of each that predicts labels mean: it is saved in the
+        checkpoints."""
+        raise NotImplementedError(f"{type(self).__name__}.add_head")
 
 
 class LabeledCriterion(FairseqCriterion):

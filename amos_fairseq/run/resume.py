@@ -27,7 +27,7 @@ from filelock import FileLock
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 
-from amos_fairseq.checkpoint_files import num_updates_of, read_header, task_state_of
+from amos_fairseq.checkpoint_files import HEADS, num_updates_of, read_header, task_state_of
 from amos_fairseq.compat.checkpoints import repair_last_checkpoint
 from amos_fairseq.compat.distribution import from_first_rank, raise_on_every_rank
 from amos_fairseq.compat.patching import running_scripts
@@ -282,17 +282,20 @@ def check_fits(path: str, task: Any, model_cfg: Any, starts_anew: bool = False) 
     """
     header = read_header(path)
     try:
-        check_input_dictionary(task_state_of(path, header), task)
-        task.load_state_dict(task_state_of(path, header))
-        states = task_state_of(path, header), task.state_dict()
-        saved, here = (state.get("generator_sha256") for state in states)
+        saved_state = task_state_of(path, header)
+        heads = saved_state.pop(HEADS, {})
+        check_input_dictionary(saved_state, task)
+        task.load_state_dict(saved_state)
+        saved, here = (state.get("generator_sha256") for state in (saved_state, task.state_dict()))
         if saved != here and not starts_anew:
             there, now = (f"sha256 {each[:12]}..." if each else "none" for each in (saved, here))
             advice = "give that file, or begin with --finetune-from-model"
             raise UserError(f"its --generator-checkpoint has other weights ({there}, here {now}): {advice}")
-        for name, here in states[1].items():
-            if name.startswith("labels of") and states[0].get(name, here) != here and not starts_anew:
-                raise UserError(f"it was trained with other {name}: give its data, or begin with --finetune-from-model")
+        for name, here in task.state_dict().get(HEADS, {}).items():
+            there = heads.get(name, here)
+            if (there["kind"], there["labels"]) != (here["kind"], here["labels"]) and not starts_anew:
+                advice = "give its data, or begin with --finetune-from-model"
+                raise UserError(f"it was trained with other labels of {name}: {advice}")
     except UserError as error:
         raise UserError(f"{path} does not fit: {error}") from error
     cfg = header.get("cfg")

@@ -1,20 +1,19 @@
 """``amos glue --multi-task``: one model for all tasks."""
 
-import shutil
 import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from amos_fairseq.checkpoints.read import load_checkpoint
-from amos_fairseq.downstream.labeled_task import AVERAGE, TASK_FILE, TASK_FOLDER
+from amos_fairseq.downstream.labeled_task import AVERAGE
 from amos_fairseq.downstream.mixed_tasks import check_epoch, note_on_shares, rows_per_epoch
 from amos_fairseq.downstream.texts.command import TextData
 from amos_fairseq.downstream.texts.glue.command import Glue
 from amos_fairseq.downstream.texts.scores import average_score
 from amos_fairseq.downstream.texts.teachers import MULTI
 from amos_fairseq.errors import UserError
-from amos_fairseq.experiments.benchmark import Benchmark, BenchmarkTask, TaskRun, usable_folder
+from amos_fairseq.experiments.benchmark import BenchmarkTask, TaskRun, usable_folder
 from amos_fairseq.experiments.records import RunResult, TaskSummary, content_sha256, divide, summarize_divided
 
 
@@ -48,14 +47,6 @@ class MultiTaskGlue(Glue):
 
     def train_flags(self, run: TaskRun) -> list[str]:
         return [*super().train_flags(run), "--sampling-exponent", str(self.options.sampling_exponent)]
-
-    def fill_directory(self, run: TaskRun) -> None:
-        Benchmark.fill_directory(self, run)
-        for name, data in self.prepared.items():
-            folder = run.directory / TASK_FOLDER / name
-            folder.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(data.directory / TASK_FILE, folder / TASK_FILE)
-        self.write_teachers(run)
 
     def evaluate(self, task: str, checkpoint: Path, device: str, stop: threading.Event) -> dict[str, float]:
         """Return the scores of all tasks, each with the name of its task before it, and their ``average``."""

@@ -13,12 +13,13 @@ from fairseq.tasks import register_task
 from omegaconf import MISSING
 from torch import Tensor, nn
 
+from amos_fairseq.checkpoint_files import HeadOutputs
 from amos_fairseq.criterions.pretraining import mean
 from amos_fairseq.data.vocabulary import Vocabulary
 from amos_fairseq.downstream.labeled_task import AVERAGE, LabeledCriterion, log_means, prepared_directories
 from amos_fairseq.downstream.mixed_tasks import SAMPLING_EXPONENT, MixedTasks
 from amos_fairseq.downstream.model import TextModel
-from amos_fairseq.downstream.texts.dataset import read_targets, read_task_record
+from amos_fairseq.downstream.texts.dataset import head_outputs, read_targets, read_task_record
 from amos_fairseq.downstream.texts.scores import average_score, main_score
 from amos_fairseq.downstream.texts.task import (
     TextClassificationConfig,
@@ -121,11 +122,11 @@ class MultiTask(TextClassificationTask):
             text_tasks[name] = task
         return cls(cfg, *vocabulary_of(directories, cfg.separator_token), text_tasks)
 
-    def add_head(self, model: TextModel) -> dict[str, tuple[str, list[str]]]:
+    def add_head(self, model: TextModel) -> dict[str, HeadOutputs]:
         for name, task in self.text_tasks.items():
             model.register_classification_head(name, task.record["num_classes"], task.scale)
         model.head_of_task = {name: name for name in self.text_tasks}
-        return {name: (task.kind, task.record["labels"]) for name, task in self.text_tasks.items()}
+        return {name: head_outputs(task.record) for name, task in self.text_tasks.items()}
 
     def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **kwargs: Any) -> None:
         training, teachers = split == self.cfg.train_subset, {}

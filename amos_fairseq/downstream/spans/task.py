@@ -19,6 +19,7 @@ from omegaconf import MISSING
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
+from amos_fairseq.checkpoint_files import HeadOutputs
 from amos_fairseq.downstream.labeled_task import (
     LabeledCriterion,
     LabeledTask,
@@ -250,8 +251,9 @@ class SquadTask(LabeledTask):
         read_squad_manifest(directory)
         return cls(cfg, *open_vocabulary([directory], separator=cfg.separator_token))
 
-    def add_head(self, model: SpanModel) -> None:
+    def add_head(self, model: SpanModel) -> dict[str, HeadOutputs]:
         model.register_span_head(str(self.cfg.span_head))
+        return {}  # its outputs are positions
 
     def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **kwargs: Any) -> None:
         cfg, data = self.cfg, SquadSplit(Path(self.cfg.data), split)

@@ -5,7 +5,6 @@ import argparse
 import dataclasses
 import os
 import shlex
-import shutil
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ import numpy as np
 from torch import Tensor
 
 from amos_fairseq.checkpoints.read import LoadedCheckpoint, load_checkpoint
-from amos_fairseq.downstream.labeled_task import TASK_FILE, check_labels
+from amos_fairseq.downstream.labeled_task import TASK_FILE
 from amos_fairseq.downstream.texts.dataset import (
     PREPARE_AGAIN,
     ShortenedTexts,
@@ -200,7 +199,6 @@ class TextData:
         predicted by the head of MNLI."""
         rows = self.inputs(split, max_positions, loaded.separator)
         head = INTERMEDIATE_TASK if self.name == DIAGNOSTIC else self.name
-        check_labels(loaded, head, self.kind, self.label_names, self.directory / TASK_FILE)
         logits = predict_logits(loaded, [rows[index] for index in range(len(rows))], device, stop, head)
         return predictions_of(self.kind, logits)
 
@@ -252,10 +250,6 @@ class TextBenchmark(Benchmark):
     def train_flags(self, run: TaskRun) -> list[str]:
         directories = os.pathsep.join(str(data.directory) for data in self.tables_of(run))
         return [directories, "--tokens-per-text", str(self.max_positions), *selection_flags(run.task)]
-
-    def fill_directory(self, run: TaskRun) -> None:
-        super().fill_directory(run)
-        shutil.copyfile(self.prepared[run.task.name].directory / TASK_FILE, run.directory / TASK_FILE)
 
     def constants(self) -> dict[str, Baselines]:
         return {name: data.constant() for name, data in self.prepared.items()}

@@ -21,12 +21,22 @@ import torch
 from fairseq.data import BaseWrapperDataset, ConcatSentencesDataset, Dictionary, FairseqDataset, PrependTokenDataset
 from torch import Tensor
 
+from amos_fairseq.checkpoint_files import HeadOutputs
 from amos_fairseq.data.corpus import check_prepared, open_lines, require_split
 from amos_fairseq.data.seeding import Purpose, keyed_generator
-from amos_fairseq.downstream.labeled_task import TASK_FILE, LabeledSequences, are_labels
+from amos_fairseq.downstream.labeled_task import TASK_FILE, LabeledSequences
 from amos_fairseq.errors import UserError
 from amos_fairseq.inputs.labels import KINDS
-from amos_fairseq.strangers import field, finite_number, plain_name, read_json, read_text, text_in, whole_number
+from amos_fairseq.strangers import (
+    are_labels,
+    field,
+    finite_number,
+    plain_name,
+    read_json,
+    read_text,
+    text_in,
+    whole_number,
+)
 from amos_fairseq.text.tokenization.truncation import kept_lengths
 
 # A class of the dev set that the training set lacks. It is no class of a model, so that every prediction is wrong.
@@ -76,6 +86,12 @@ def check_task_record(record: dict[str, Any]) -> None:
         for count in (facts["rows"], facts.get("source_rows", 0), facts.get("broken", 0)):
             whole_number(count)
         plain_name(facts.get("source", split))
+
+
+def head_outputs(record: dict[str, Any]) -> HeadOutputs:
+    """Return what the head of a task predicts, and how its table was read; ``record``: content of ``task.json``."""
+    reading = {name: record[name] for name in ("text_columns", "header", "csv_quotes") if name in record}
+    return HeadOutputs(record["kind"], record["labels"], record["task"], **reading)
 
 
 def read_targets(directory: Path, split: str, record: dict[str, Any]) -> np.ndarray:

@@ -15,10 +15,10 @@ from scipy.special import softmax
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from amos_fairseq.checkpoint_files import HeadOutputs
 from amos_fairseq.checkpoints.read import LoadedCheckpoint, load_checkpoint
-from amos_fairseq.downstream.labeled_task import TASK_FILE, check_labels
 from amos_fairseq.downstream.model import TEXT_HEAD
-from amos_fairseq.downstream.texts.dataset import UNKNOWN_CLASS, ShortenedTexts, join_texts, read_task_record
+from amos_fairseq.downstream.texts.dataset import UNKNOWN_CLASS, ShortenedTexts, join_texts
 from amos_fairseq.downstream.texts.prepare import NAME
 from amos_fairseq.downstream.texts.scores import predictions_of
 from amos_fairseq.errors import UserError
@@ -93,24 +93,18 @@ def label_table(
     if out.suffix.lower() not in SUFFIXES:
         raise UserError(f"--out {out}: with --predict it is a file: give a name that ends with {', '.join(SUFFIXES)}")
     checkpoint = best_model(results, "classify", best_run_of(results, NAME))
-    record = read_task_record(checkpoint.parent, "repeat amos classify with another --out")
-    has_no_names = kind_of(file) in (TSV, CSV) and not record.get("header", True)
-    table = TableFile(
-        file, not (no_header or has_no_names), csv_quotes or record.get("csv_quotes", False), all_keys=True
-    )
-    trained_on = record.get("text_columns")
-    if not trained_on:
-        raise UserError(f"{checkpoint.parent} does not say on which columns it was trained: repeat amos classify")
-    texts = texts or trained_on
+    loaded = load_checkpoint(checkpoint)
+    head = loaded.head(TEXT_HEAD)
+    has_no_names = kind_of(file) in (TSV, CSV) and not head.header
+    table = TableFile(file, not (no_header or has_no_names), csv_quotes or head.csv_quotes, all_keys=True)
+    texts = texts or head.text_columns
     check_columns(table, texts, None)
-    if len(texts) != len(trained_on):
-        raise UserError(f"--text {' '.join(texts)}: the model was trained on {len(trained_on)} columns")
-    added = [PREDICTION, PROBABILITY] if record["kind"] == "classes" else [PREDICTION]
+    if len(texts) != len(head.text_columns):
+        raise UserError(f"--text {' '.join(texts)}: the model was trained on {len(head.text_columns)} columns")
+    added = [PREDICTION, PROBABILITY] if head.kind == "classes" else [PREDICTION]
     if taken := set(added) & set(table.columns):
         raise UserError(f"{file} has a column {taken.pop()!r}, which is added here: rename it")
-    loaded = load_checkpoint(checkpoint)
-    check_labels(loaded, TEXT_HEAD, record["kind"], record["labels"], checkpoint.parent / TASK_FILE)
-    quotes_are_ordinary = table.kind == TSV and not (csv_quotes or record.get("csv_quotes", False))
+    quotes_are_ordinary = table.kind == TSV and not (csv_quotes or head.csv_quotes)
     counted: Counter[str] = Counter()
     num_rows = 0
 
@@ -123,7 +117,7 @@ def label_table(
             if with_text := list(filter(any, inputs)):
                 encoded = encode(loaded, with_text)
                 logits = predict_logits(loaded, [encoded[index] for index in range(len(with_text))], device, stop)
-                predicted = predicted_cells(record, logits)
+                predicted = predicted_cells(head, logits)
                 counted[f"rows of more than {loaded.model.max_positions()} tokens are cut"] += encoded.num_cut
             for (_, values), row in zip(chunk, inputs, strict=True):
                 yield values | (next(predicted) if any(row) else dict.fromkeys(added))
@@ -169,10 +163,10 @@ def encode(loaded: LoadedCheckpoint, inputs: Sequence[tuple[str, ...]]) -> Short
     return ShortenedTexts(join_texts(texts, dictionary.bos(), loaded.separator), loaded.model.max_positions())
 
 
-def predicted_cells(record: Mapping[str, Any], logits: np.ndarray) -> Iterator[dict[str, Any]]:
+def predicted_cells(head: HeadOutputs, logits: np.ndarray) -> Iterator[dict[str, Any]]:
     """Yield the columns that are added to each row of ``logits`` [N, outputs]."""
-    kind = record["kind"]
-    for row, name in zip(logits, name_predictions(kind, record["labels"], predictions_of(kind, logits)), strict=True):
+    kind = head.kind
+    for row, name in zip(logits, name_predictions(kind, head.labels, predictions_of(kind, logits)), strict=True):
         probability = {PROBABILITY: round(float(softmax(row).max()), 6)} if kind == "classes" else {}
         yield {PREDICTION: name} | probability
 

@@ -16,6 +16,7 @@ from omegaconf import II, MISSING
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, mse_loss
 
+from amos_fairseq.checkpoint_files import HeadOutputs
 from amos_fairseq.data.vocabulary import Vocabulary
 from amos_fairseq.downstream.labeled_task import (
     LabeledCriterion,
@@ -30,6 +31,7 @@ from amos_fairseq.downstream.texts.dataset import (
     UNKNOWN_CLASS,
     LabeledTexts,
     chosen_rows,
+    head_outputs,
     read_targets,
     read_task_record,
 )
@@ -92,12 +94,12 @@ class TextClassificationTask(LabeledTask):
         record = read_task_record(directory, "give a directory with task.json, of amos classify or amos prepare glue")
         return cls(cfg, *vocabulary_of([directory], cfg.separator_token), record)
 
-    def add_head(self, model: TextModel) -> dict[str, tuple[str, list[str]]]:
+    def add_head(self, model: TextModel) -> dict[str, HeadOutputs]:
         record = self.record
         scale = (record["mean"], record["deviation"]) if "deviation" in record else None
         model.register_classification_head(TEXT_HEAD, record["num_classes"], scale)
         model.head_of_task = {record["task"]: TEXT_HEAD}
-        return {TEXT_HEAD: (record["kind"], record["labels"])}
+        return {TEXT_HEAD: head_outputs(record)}
 
     def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **kwargs: Any) -> None:
         directory, training, teacher = Path(self.cfg.data), split == self.cfg.train_subset, None

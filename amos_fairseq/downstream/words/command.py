@@ -19,18 +19,15 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from amos_fairseq.checkpoints.read import LoadedCheckpoint, load_checkpoint
-from amos_fairseq.downstream.labeled_task import AVERAGE, TASK_FOLDER, check_labels
+from amos_fairseq.downstream.labeled_task import AVERAGE
 from amos_fairseq.downstream.mixed_tasks import SAMPLING_EXPONENT, check_epoch, note_on_shares, rows_per_epoch
 from amos_fairseq.downstream.words.dataset import (
-    LABELS_FILE,
     NUM_SPECIAL,
-    OF_WORDS,
     Column,
     TaggedSentences,
     WordSequences,
     columns_by_head,
     pad_words,
-    read_labels,
     word_head_name,
     words_that_fit,
 )
@@ -73,8 +70,6 @@ from amos_fairseq.experiments.session import Session, find_devices, preparing, s
 from amos_fairseq.files import explain_write_errors, write_text
 from amos_fairseq.inputs.schemes import main_score, scores
 from amos_fairseq.inputs.sentences import (
-    MANIFEST,
-    RAW_TEXT,
     TASK_PREFIX,
     UNLABELED,
     Sentence,
@@ -84,7 +79,6 @@ from amos_fairseq.inputs.sentences import (
 from amos_fairseq.inputs.splits import held_out_note, seen_note
 from amos_fairseq.inputs.word_files import read_sentences
 from amos_fairseq.setting_checks import as_flags
-from amos_fairseq.strangers import read_json
 
 PREDICTIONS = "predictions.txt"
 SCORES = "scores.json"
@@ -371,11 +365,10 @@ def predict_words(
             yield place, row[: len(words)]
 
 
-def joined_as_in_training(file: WordFile, folder: Path) -> list[Sentence]:
-    """Return the sentences of ``file``, whose raw text is not used if no sentence that trained had one: words in columns are
-    joined by spaces. ``folder``: has the manifest of the data that trained; without it, the raw text is used."""
-    manifest = read_json(folder / MANIFEST, "the training wrote it: restore it", optional=True)
-    if manifest is None or RAW_TEXT in manifest:
+def joined_as_in_training(file: WordFile, raw_text: bool) -> list[Sentence]:
+    """Return the sentences of ``file``, whose raw text is not used if no sentence that trained had one (``raw_text`` is
+    False): words in columns are joined by spaces."""
+    if raw_text:
         return file.sentences
     without_text = [dataclasses.replace(sentence, spaces=None) for sentence in file.sentences]
     return join_unspaced_words(dataclasses.replace(file, sentences=without_text, notes=[])).sentences
@@ -455,9 +448,10 @@ def label_file(
     words.report("tag")
     labels, done = [], []
     for run, checkpoint in zip(best, checkpoints, strict=True):
-        loaded, of_run = load_checkpoint(checkpoint), column_of_run(run, checkpoint.parent)
-        check_labels(loaded, of_run.head, OF_WORDS, of_run.labels, of_run.directory / LABELS_FILE)
-        sentences = joined_as_in_training(words, of_run.directory)
+        loaded = load_checkpoint(checkpoint)
+        head = loaded.head(word_head_name(run.task.removeprefix(TASK_PREFIX).partition(OF)[0]))
+        of_run = Column(checkpoint.parent, head.name, head.labels, has_spans=head.kind == "spans")
+        sentences = joined_as_in_training(words, head.raw_text)
         encoded = encode_sentences(loaded, sentences)
         predicted = predict_labels(of_run, loaded.model, encoded, device, stop)
         labels.append([of_run.spell(found, len(one.words)) for one, found in zip(sentences, predicted, strict=True)])
@@ -470,10 +464,3 @@ def label_file(
     with explain_write_errors(out, "permit writing, or give another --out"):
         write_text(out, text)
     return "\n".join(done)
-
-
-def column_of_run(run: RunResult, directory: Path) -> Column:
-    """Return the column of a result of :func:`results_of_columns`, with the labels beside its checkpoint."""
-    name, _, several = run.task.removeprefix(TASK_PREFIX).partition(OF)
-    folder = directory / TASK_FOLDER / word_head_name(name) if several else directory
-    return Column(folder, name, read_labels(folder), has_spans=run.main_score == main_score(has_spans=True))

@@ -3,7 +3,6 @@
 The files are those of :mod:`amos_fairseq.downstream.words.prepare`.
 """
 
-import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -15,28 +14,25 @@ import numpy as np
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
+from amos_fairseq.checkpoint_files import HeadOutputs
 from amos_fairseq.data.corpus import check_prepared, open_lines
-from amos_fairseq.downstream.labeled_task import LabeledSequences, are_labels
+from amos_fairseq.downstream.labeled_task import LabeledSequences
 from amos_fairseq.downstream.mixed_tasks import MixedTasks
 from amos_fairseq.errors import UserError
 from amos_fairseq.experiments.records import content_sha256
-from amos_fairseq.files import write_text
 from amos_fairseq.inputs.schemes import OUTSIDE, count, main_score
-from amos_fairseq.inputs.sentences import HELD_OUT, MANIFEST, SEEN, UNLABELED, WORD_ARRAYS, is_column_name
+from amos_fairseq.inputs.sentences import HELD_OUT, MANIFEST, RAW_TEXT, SEEN, UNLABELED, WORD_ARRAYS, is_column_name
 from amos_fairseq.strangers import (
+    are_labels,
     field,
     is_unicode,
     parse_json,
     read_json,
     read_json_lines,
-    read_text,
     text_in,
     whole_number,
 )
 
-# Beside the checkpoints, one label a line, so that they can be exported without the data.
-LABELS_FILE = "labels.txt"
-OF_WORDS = "words"  # the kind of these labels
 CUT = "<cut>"  # in predictions: a word that the model did not read; CoNLL-U has the label "_"
 NUM_SPECIAL = 2  # <s> and </s>
 # Target of a padded slot: cross_entropy ignores it.
@@ -53,6 +49,7 @@ class Column:
         sha256: of the manifest.
         seen: number of dev sentences that train too.
         held_out: the name of the training file if the dev sentences were chosen from it.
+        raw_text: whether a sentence had its text as it is written.
     """
 
     directory: Path
@@ -62,6 +59,7 @@ class Column:
     sha256: str = ""
     seen: int = 0
     held_out: str = ""
+    raw_text: bool = False
 
     @classmethod
     def of(cls, directory: Path) -> "Column":
@@ -73,7 +71,7 @@ class Column:
             if not is_column_name(name) or not are_labels(labels):
                 raise ValueError("the column or its labels have other names than amos prepare gives")
             seen = whole_number(manifest.get(SEEN, 0))
-            more = (content_sha256(manifest), seen, text_in(manifest.get(HELD_OUT, "")))
+            more = (content_sha256(manifest), seen, text_in(manifest.get(HELD_OUT, "")), RAW_TEXT in manifest)
             return cls(directory, name, labels, field(manifest, "has_spans", bool), *more)
         except ValueError as error:
             raise UserError(f"{path} was not written by amos prepare ({error}): {_HINT}") from error
@@ -81,6 +79,11 @@ class Column:
     @property
     def head(self) -> str:
         return word_head_name(self.name)
+
+    @property
+    def outputs(self) -> HeadOutputs:
+        """What the outputs of its head mean."""
+        return HeadOutputs("spans" if self.has_spans else "words", self.labels, self.name, raw_text=self.raw_text)
 
     @property
     def main_score(self) -> str:
@@ -130,27 +133,6 @@ def columns_by_head(
 def word_head_name(column: str) -> str:
     """Return the name of the head for a column: a key of ``nn.ModuleDict``, which has no dot and is no attribute's name."""
     return re.sub(r"\W", "_", column) + "_labels"
-
-
-def column_of(head: str) -> str:
-    """Return the column of a head of :func:`word_head_name`; characters other than letters and digits are ``_``."""
-    return head.removesuffix("_labels")
-
-
-def write_labels(directory: Path, labels: Sequence[str]) -> None:
-    write_text(directory / LABELS_FILE, "".join(f"{label}\n" for label in labels))
-
-
-def read_labels(directory: Path) -> list[str]:
-    """Read ``labels.txt``; return an empty list without one. Only a line feed separates labels: others may be in them."""
-    path = directory / LABELS_FILE
-    if not os.path.lexists(path):
-        return []
-    hint = "remove it, and give the labels with --labels"
-    labels = read_text(path, hint).split("\n")[:-1]
-    if labels and not are_labels(labels):
-        raise UserError(f"{path} does not have one label a line, each once: {hint}")
-    return labels
 
 
 def words_that_fit(ends: Sequence[int] | torch.Tensor, num_pieces: int, room: int) -> tuple[int, int]:

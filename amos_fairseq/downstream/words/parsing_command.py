@@ -14,7 +14,6 @@ from fairseq.models import BaseFairseqModel
 from torch import Tensor
 
 from amos_fairseq.checkpoints.read import load_checkpoint
-from amos_fairseq.downstream.labeled_task import check_labels
 from amos_fairseq.downstream.words.command import (
     ColumnData,
     check_unlabeled,
@@ -25,7 +24,7 @@ from amos_fairseq.downstream.words.command import (
     word_flags,
     word_trials,
 )
-from amos_fairseq.downstream.words.dataset import LABELS_FILE, OF_WORDS, Column, read_labels
+from amos_fairseq.downstream.words.dataset import Column
 from amos_fairseq.downstream.words.parsing_model import TREES
 from amos_fairseq.downstream.words.parsing_task import ParsedSentences
 from amos_fairseq.downstream.words.prepare import WordSource
@@ -219,13 +218,13 @@ def parse_file(results: Path, file: Path, out: Path, device: str, stop: threadin
     """Write the sentences of a CoNLL-U file with the trees that the best run in an output of ``amos parse`` predicts; return
     what was done."""
     checkpoint = best_model(results, "parse", best_run_of(results, NAME))
-    loaded, relations = load_checkpoint(checkpoint), read_labels(checkpoint.parent)
-    check_labels(loaded, TREES, OF_WORDS, relations, checkpoint.parent / LABELS_FILE)
+    loaded = load_checkpoint(checkpoint)
+    head = loaded.head(TREES)
     treebank = read_conllu(file)
     treebank.report("parse")
-    sentences = joined_as_in_training(treebank, checkpoint.parent)
+    sentences = joined_as_in_training(treebank, head.raw_text)
     encoded = encode_sentences(loaded, sentences)
-    predicted = predict_trees(loaded.model, encoded, relations, device, stop)
+    predicted = predict_trees(loaded.model, encoded, head.labels, device, stop)
     trees = [with_cut_words(tree, len(one.words)) for tree, one in zip(predicted, sentences, strict=True)]
     with explain_write_errors(out, "permit writing, or give another --out"):
         write_text(out, with_trees(_text_of(file), trees))

@@ -6,6 +6,7 @@ SPLIT.head.{bin,idx}                            head of each word: 0 for the roo
 valid.conllu                                    the dev file as it was given
 """
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,10 +21,11 @@ from omegaconf import MISSING
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from amos_fairseq.checkpoint_files import HeadOutputs
 from amos_fairseq.criterions.pretraining import mean
 from amos_fairseq.data.corpus import open_lines
 from amos_fairseq.downstream.labeled_task import LabeledCriterion
-from amos_fairseq.downstream.words.dataset import NO_LABEL, OF_WORDS, Column, TaggedSentences
+from amos_fairseq.downstream.words.dataset import NO_LABEL, Column, TaggedSentences
 from amos_fairseq.downstream.words.model import WordOutput
 from amos_fairseq.downstream.words.parsing_model import TREES, ParsingModel
 from amos_fairseq.downstream.words.task import SequenceTaggingConfig, SequenceTaggingTask, log_loss
@@ -89,9 +91,9 @@ class DependencyParsingTask(SequenceTaggingTask):
     def relations(self) -> list[str]:
         return self.columns[TREES].labels
 
-    def add_head(self, model: ParsingModel) -> dict[str, tuple[str, list[str]]]:
+    def add_head(self, model: ParsingModel) -> dict[str, HeadOutputs]:
         model.register_parsing_head(len(self.relations))
-        return {TREES: (OF_WORDS, self.relations)}
+        return {TREES: dataclasses.replace(self.columns[TREES].outputs, kind="trees")}
 
 
 @register_criterion("dependency_parsing")

@@ -2,11 +2,9 @@
 
 import logging
 import math
-import shutil
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,10 +17,10 @@ from omegaconf import II, MISSING
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from amos_fairseq.checkpoint_files import HeadOutputs
 from amos_fairseq.data.vocabulary import Vocabulary
 from amos_fairseq.downstream.labeled_task import (
     AVERAGE,
-    TASK_FOLDER,
     LabeledCriterion,
     LabeledTask,
     LabeledTaskConfig,
@@ -33,13 +31,11 @@ from amos_fairseq.downstream.labeled_task import (
 from amos_fairseq.downstream.mixed_tasks import SAMPLING_EXPONENT
 from amos_fairseq.downstream.words.dataset import (
     NO_LABEL,
-    OF_WORDS,
     Column,
     MixedSentences,
     TaggedSentences,
     WordSequences,
     columns_by_head,
-    write_labels,
 )
 from amos_fairseq.downstream.words.model import WordModel, WordOutput
 from amos_fairseq.downstream.words.view_training import WithUnlabeled, add_cross_views, log_cross_views
@@ -47,7 +43,7 @@ from amos_fairseq.downstream.words.views import TAGGING_VIEWS, parse_views
 from amos_fairseq.errors import UserError
 from amos_fairseq.experiments.recipes import VIEW_HEADS, VIEW_LAYERS, VIEW_TARGETS
 from amos_fairseq.inputs.schemes import main_score, scores
-from amos_fairseq.inputs.sentences import MANIFEST, UNLABELED
+from amos_fairseq.inputs.sentences import UNLABELED
 from amos_fairseq.setting_checks import setting
 from amos_fairseq.text import MASK_SYMBOL
 
@@ -130,10 +126,10 @@ class SequenceTaggingTask(LabeledTask):
     def head_name(column: Column) -> str:
         return column.head
 
-    def add_head(self, model: WordModel) -> dict[str, tuple[str, list[str]]]:
+    def add_head(self, model: WordModel) -> dict[str, HeadOutputs]:
         for head, column in self.columns.items():
             model.register_tagging_head(head, len(column.labels))
-        return {head: (OF_WORDS, column.labels) for head, column in self.columns.items()}
+        return {head: column.outputs for head, column in self.columns.items()}
 
     def build_model(self, cfg: Any, from_checkpoint: bool = False) -> WordModel:
         model = super().build_model(cfg, from_checkpoint)
@@ -197,14 +193,6 @@ class SequenceTaggingTask(LabeledTask):
     def total_updates(self) -> float:
         """Return the number of updates that the settings name; 0 for none, as with ``--max-epoch`` alone."""
         return self.cfg.max_update or self.cfg.total_num_update
-
-    def write_vocabulary(self) -> None:
-        super().write_vocabulary()
-        for head, column in self.columns.items():
-            folder = Path(self.cfg.save_dir, *((TASK_FOLDER, head) if len(self.columns) > 1 else ()))
-            folder.mkdir(parents=True, exist_ok=True)
-            write_labels(folder, column.labels)
-            shutil.copyfile(column.directory / MANIFEST, folder / MANIFEST)  # says how the words were joined
 
 
 @dataclass
