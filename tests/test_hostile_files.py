@@ -7,7 +7,6 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,8 +15,6 @@ from amos_fairseq.downstream.spans.dataset import Example, read_squad_manifest
 from amos_fairseq.downstream.texts.command import read_glue_data
 from amos_fairseq.errors import UserError
 from amos_fairseq.experiments.records import read_result, read_summary, write_record
-from amos_fairseq.hugging_face.parts import label_settings
-from amos_fairseq.hugging_face.weights import Head
 from amos_fairseq.inputs.question_files import read_squad
 from amos_fairseq.probing.results import read_probe_results, results_table
 from amos_fairseq.report.results import benchmark_table
@@ -52,7 +49,6 @@ GLUE_TASK |= {"splits": {"train": {"sha256": "x"}}, "files": {}, "sha256": {}}
 ROWS = {split: {"rows": 5, "source_rows": 9, "source": "x", "broken": 0} for split in ("train", "valid")}
 PREPARED_GLUE = GLUE_TASK | {"kind": "classes", "labels": ["a", "b"], "num_classes": 2, "notes": ["note"]}
 PREPARED_GLUE |= {"splits": ROWS}
-LABELS = {"task": "RTE", "labels": ["a", "b"]}
 SOURCES = {"sources": []}
 
 
@@ -60,16 +56,6 @@ def notes_of_glue(path: Path) -> list[str]:
     notes = list(read_glue_data(path.parents[1], "RTE").notes())
     assert all(note.encode() for note in notes)
     return notes
-
-
-def labels(path: Path, kind: Head = Head.SEQUENCE_CLASSIFICATION) -> list[str]:
-    loaded = SimpleNamespace(task={"data": str(path.parent)}, file=path.parent / "checkpoint_last.pt", task_state={})
-    loaded.model = SimpleNamespace(heads={"head": SimpleNamespace(num_outputs=2)})
-    with contextlib.suppress(UserError):
-        label_settings(loaded, kind, "head", ["yes", "no"], None)
-    names = list(label_settings(loaded, kind, "head", None, None)["id2label"].values())
-    assert all(isinstance(name, str) and name.encode() for name in names)
-    return names
 
 
 def of_record(read: Callable[[Path], Any]) -> Callable[[Path], Any]:
@@ -115,8 +101,6 @@ READERS: dict[str, tuple[str, Any, Callable[[Path], Any]]] = {
     "split.json": (".prepare/text/split.json", SPLIT, lambda path: prepare_text._read_inputs(path.parent, [], None)),
     "task.json of amos glue": ("RTE/task.json", PREPARED_GLUE, notes_of_glue),
     "probing.json": ("probing.json", SOURCES, lambda path: is_finished(path.parent, SOURCES, "probing", path.name)),
-    "labels of task.json": ("task.json", LABELS, labels),
-    "labels.txt": ("labels.txt", None, lambda path: labels(path, Head.TOKEN_CLASSIFICATION)),
     "result.json": ("result.json", RESULT, of_record(lambda path: read_result(path.parent))),
     "results.json": (
         "results.json",
@@ -166,8 +150,8 @@ def test_damaged_files_are_read_or_refused(name, tmp_path):
     file_name, content, read = READERS[name]
     path = tmp_path / "out" / file_name
     path.parent.mkdir(parents=True)
-    path.write_text("a\nb\n" if content is None else json.dumps(content))
-    if name not in ("corpus.json", "task.json"):  # of other inputs
+    path.write_text(json.dumps(content))
+    if name != "corpus.json":  # of other inputs
         read(path)
     wrong = {}
     for text in (*TEXTS, *damaged(content)):

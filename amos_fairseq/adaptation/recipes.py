@@ -30,7 +30,7 @@ from amos_fairseq.files import write_text
 from amos_fairseq.hugging_face.config import CONFIG_FILE
 from amos_fairseq.hugging_face.import_folder import default_arch, import_folder, read_folder
 from amos_fairseq.hugging_face.imported import report_lines, write
-from amos_fairseq.hugging_face.sentence_files import read_sentence_files
+from amos_fairseq.hugging_face.sentence_folder import find_encoder
 from amos_fairseq.models.configuration import OF_PROCESS, EncoderConfig
 from amos_fairseq.models.pretrained_encoder import is_fine_tuned
 from amos_fairseq.output.terminal import say
@@ -148,7 +148,7 @@ def write_recipe(
 def read_start(source: str, folder: Path, objective: str, tokenizer: str = "") -> Start:
     """Return a checkpoint of this package; a folder of Hugging Face becomes one in ``folder``."""
     path = Path(source)
-    is_folder = (read_sentence_files(path)[0] / CONFIG_FILE).is_file()
+    is_folder = (find_encoder(path)[0] / CONFIG_FILE).is_file()
     if tokenizer and not is_folder:
         raise UserError(f"--tokenizer is for a folder of Hugging Face; {source} has its own: leave it out")
     file = import_model(path, folder, objective, tokenizer) if is_folder else checkpoint_file(path)
@@ -163,7 +163,7 @@ def import_model(path: Path, folder: Path, objective: str, tokenizer: str) -> Pa
     """Import a folder of Hugging Face as an MLM; ELECTRA's discriminator with its head unless ``objective`` is mlm."""
     file = folder / "model.pt"
     file.unlink(missing_ok=True)  # from an interrupted start
-    arch = default_arch(read_folder(read_sentence_files(path)[0]))
+    arch = default_arch(read_folder(find_encoder(path)[0]))
     if not (arch.startswith(ELECTRA) and objective != MLM):
         arch = f"{MLM}_{arch.partition('_')[2]}"
     imported = import_folder(path, arch, tokenizer=Path(tokenizer) if tokenizer else None)

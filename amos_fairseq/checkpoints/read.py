@@ -3,7 +3,6 @@
 import argparse
 import hashlib
 import itertools
-import math
 import os
 import re
 import reprlib
@@ -57,7 +56,6 @@ class LoadedCheckpoint:
         num_updates: optimizer steps until the checkpoint.
         parent: the checkpoint that the run started from (``--finetune-from-model``), as it was given; empty without one.
         task_state: sha256 of what the weights depend on, such as the vocabulary.
-        optimization: settings of the run, plain values.
         is_new: modules of imported weights that their source lacks: random values.
         heads: what the outputs of each head mean, which predicts labels.
     """
@@ -71,7 +69,6 @@ class LoadedCheckpoint:
     criterion: dict[str, Any]
     parent: str = ""
     task_state: dict[str, Any] = field(default_factory=dict)
-    optimization: dict[str, Any] = field(default_factory=dict)
     is_new: frozenset[str] = frozenset()
     heads: dict[str, HeadOutputs] = field(default_factory=dict)
 
@@ -79,20 +76,6 @@ class LoadedCheckpoint:
     def imported_from(self) -> str:
         """Where imported weights come from; empty if they were trained here."""
         return import_source(self.task)
-
-    @property
-    def planned_updates(self) -> int:
-        """Updates of the run; 0 where something else ends it."""
-        planned = self.optimization.get("max_update")
-        return planned if type(planned) is int else 0
-
-    @property
-    def peak_rate(self) -> float | None:
-        """The peak of the learning rate of the main network; None where the checkpoint does not say it."""
-        rates = self.optimization.get("lr")
-        rate = rates[0] if isinstance(rates, list) and rates else None
-        scales = [getattr(self.model.cfg, name, 1.0) for name in ("encoder_lr_scale", "discriminator_lr_scale")]
-        return rate * math.prod(scales) if type(rate) is float else None
 
     def head(self, name: str) -> HeadOutputs:
         if name not in self.heads:
@@ -183,7 +166,6 @@ def restore_checkpoint(file: Path, state: dict[str, Any], tokenizer: CheckpointP
         cfg.get("criterion") or {},
         parent_of(cfg),
         task_state,
-        optimization if isinstance(optimization := cfg.get("optimization"), dict) else {},
         newly_initialized(state),
         named_heads(file, model, cfg["task"], heads_in(task_state)),
     )

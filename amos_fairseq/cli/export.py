@@ -28,12 +28,10 @@ def add_parser(subparsers: Any) -> None:
     of_model = parser.add_mutually_exclusive_group()
     text = "part to export (default: the fine-tuned head or the MLM head with its encoder; otherwise the encoder alone)"
     of_model.add_argument("--part", choices=("encoder", "generator", "discriminator", "mlm"), help=text)
-    text = "of a model of several tasks, the task or column whose head to export; ALL writes a folder in OUT for each "
+    text = "the task or column whose head to export, of several; ALL writes a folder in OUT for each "
     of_model.add_argument("--head", metavar="TASK", help=text + "(default: the encoder without a head)")
     add("--depth", metavar="D", help="depth of the generator (default: the deepest)")
-    text = "model family, where several compute the same function (default: the closest)"
-    add("--as", dest="family", choices=("mpnet", "electra", "bert", "roberta"), help=text)
-    text = "class names of a fine-tuned head, in order (default: those of the task's data, else LABEL_0, ...)"
+    text = "class names of a fine-tuned head, in order (default: those in the checkpoint, else LABEL_0, ...)"
     add("--labels", metavar="A,B,...", type=lambda names: [name.strip() for name in names.split(",")], help=text)
     text = "license of the training data, for the model card"
     add("--data-license", metavar="ID", type=card_name, default="unknown", help=text)
@@ -66,7 +64,6 @@ def run(arguments: argparse.Namespace) -> None:
     from amos_fairseq.hugging_face import custom_code
     from amos_fairseq.hugging_face.export import CardSettings, export
     from amos_fairseq.hugging_face.parts import Choice
-    from amos_fairseq.hugging_face.weights import Head
 
     choice = Choice(*(getattr(arguments, option.name) for option in dataclasses.fields(Choice)))
     card = CardSettings(arguments.data_license, arguments.language, arguments.base_model, tuple(arguments.datasets))
@@ -76,8 +73,6 @@ def run(arguments: argparse.Namespace) -> None:
     for folder, (part, agreement) in exported.items():
         code = "; it contains custom code: trust_remote_code=True" if custom_code.is_in(folder) else ""
         print(f"{folder}: {part.class_name}, {part.description}{code}")
-        if part.head == Head.POOLED_CLASSIFICATION:
-            print("SentenceTransformer(OUT).encode returns the logits; transformers has no class with such a head")
         if part.labels:
             print(f"labels: {', '.join(part.labels)}")
         print(f"compared with the checkpoint: {agreement or 'not (--no-check)'}")

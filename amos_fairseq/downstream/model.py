@@ -24,6 +24,7 @@ from amos_fairseq.models.configuration import (
     make_transform,
     parse_layers,
 )
+from amos_fairseq.models.exported import ExportedHead
 from amos_fairseq.models.pretrained_encoder import (
     CLASSIFICATION,
     EMBEDDING,
@@ -42,6 +43,7 @@ from amos_fairseq.modules.encoder import (
     mark_undecayed,
 )
 from amos_fairseq.modules.heads import ClassificationHead, LayerMixture
+from amos_fairseq.modules.modern_encoder import ModernBertEncoderConfig
 from amos_fairseq.setting_checks import check_ranges
 
 logger = logging.getLogger(__name__)
@@ -106,6 +108,13 @@ class FineTunedModel(BaseFairseqModel):
     def heads(self) -> Mapping[str, nn.Module]:
         """Heads by name, those that predict labels; each has the number ``num_outputs`` of its labels."""
         return {}
+
+    def exported_head(self, name: str | None) -> ExportedHead | None:
+        """Return how Hugging Face has the head ``name``, or the only one for None; None for a model without such a head.
+
+        Raises:
+            ValueError: no class computes it; the message says what it computes.
+        """
 
     @property
     def encoder_embedding(self) -> nn.Embedding:
@@ -225,6 +234,16 @@ class TextModel(FineTunedModel):
     @property
     def heads(self) -> nn.ModuleDict:
         return self.classification_heads
+
+    def exported_head(self, name: str | None) -> ExportedHead | None:
+        if name is None:
+            return None
+        head, settings = self.classification_heads[name], {}
+        if isinstance(self.encoder.shape, ModernBertEncoderConfig):
+            settings = {"classifier_pooling": "mean" if head.pooling == "mean" else "cls"}
+        elif head.pooling == "mean":
+            raise ValueError("a classification head on the mean of all states (--pooling mean), except on ModernBERT")
+        return ExportedHead("sequence_classification", head, head, "its classification head", settings)
 
     def register_classification_head(
         self, name: str, num_classes: int, scale: tuple[float, float] | None = None

@@ -1,6 +1,6 @@
 """Write a checkpoint as a folder that Hugging Face's libraries load: weights, configuration, tokenizer, and a model card.
 
-The card states the facts of the run, in the words of ``model_card.jinja``.
+The card states what is in the checkpoint and in the result beside it, in the words of ``model_card.jinja``.
 """
 
 import dataclasses
@@ -10,35 +10,23 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from amos_fairseq.checkpoint_files import num_updates_of
-from amos_fairseq.checkpoints.read import (
-    CheckpointPath,
-    LoadedCheckpoint,
-    import_source,
-    load_checkpoint,
-    runs_before,
-)
-from amos_fairseq.downstream.labeled_task import TASK_FILE
+from amos_fairseq.checkpoints.read import CheckpointPath, LoadedCheckpoint, load_checkpoint
 from amos_fairseq.errors import UserError
-from amos_fairseq.experiments.records import check_scored, error_in_words, read_result
-from amos_fairseq.files import check_new_folder, explain_write_errors, whole_folder
+from amos_fairseq.experiments.records import read_result
+from amos_fairseq.files import check_new_folder, explain_write_errors, file_sha256, whole_folder
 from amos_fairseq.hugging_face import custom_code
 from amos_fairseq.hugging_face.config import CONFIG_FILE, hugging_face_config
 from amos_fairseq.hugging_face.import_folder import WEIGHTS_FILE
-from amos_fairseq.hugging_face.parts import Choice, Part, choose_part, heads_of_tasks, is_constant
-from amos_fairseq.hugging_face.sentence_files import longest_of, write_sentence_classifier, write_sentence_files
+from amos_fairseq.hugging_face.parts import Choice, Part, choose_part, heads_by_task, is_constant
 from amos_fairseq.hugging_face.verify import verify_folder
-from amos_fairseq.hugging_face.weights import CUSTOM, Head, in_their_rows, to_hugging_face
+from amos_fairseq.hugging_face.weights import CUSTOM, in_their_rows, to_hugging_face
 from amos_fairseq.modules.bert_encoder import BertEncoderConfig
 from amos_fairseq.output.terminal import say
-from amos_fairseq.process import version_of
-from amos_fairseq.run.metrics_file import read_records
-from amos_fairseq.strangers import read_json
 from amos_fairseq.text import MASK_SYMBOL
 from amos_fairseq.text.tokenization.exported import exported_tokenizer, with_padding_at_1
 from amos_fairseq.text.tokenization.fast_tokenizer import FastTokenizer, row_map
@@ -57,16 +45,13 @@ _ROLES = {
     "mask_token": MASK_SYMBOL,
 }
 # These compute positions from the padding id, which must be 1.
-_PADDING_AT_1 = ("mpnet", "roberta", CUSTOM)
+_PADDING_AT_1 = ("mpnet", CUSTOM)
 # The other classes refuse, or ignore, an input that they do not have.
 _WITH_TOKEN_TYPES = ("bert", "electra")
 UNKNOWN_LICENSE = "unknown"
 PRETRAINING = ("text_pretraining", "masked_lm")  # fairseq's own task trains our models, too
 _TEMPLATE = Path(__file__).with_name("model_card.jinja")
-_LIBRARIES = ("amos_fairseq", "fairseq-fixed", "torch", "transformers", "tokenizers")
 _POSITIONS = {"none": "absolute", "t5": "absolute, and relative as in T5", "amos": "absolute, and relative as released"}
-# Keys of a validation record that describe speed or position in the run.
-_NOT_METRICS = ("split", "update", "epoch", "wps", "ups", "wpb", "bsz", "best_loss", "best_num_updates")
 ALL_HEADS = "ALL"
 _SPECIAL_IDS = {"bos_token_id": BOS, "pad_token_id": PAD, "eos_token_id": EOS}
 
@@ -164,31 +149,23 @@ def write_card(
     num_parameters: int,
     agreement: str | None,
 ) -> None:
-    """Write ``README.md`` into ``folder``, which will have the name ``name``.
+    """Write ``README.md`` into ``folder``, which will have the name ``name``: what is in the checkpoint and in the result
+    beside it, and what the user has given.
 
     ``num_parameters``: of the exported class; ``agreement`` None: not compared.
     """
     from huggingface_hub import ModelCard, ModelCardData
 
-    # A truncated last line of the log is skipped, and what the run did after this checkpoint does not count.
-    records = [record for record in read_records(loaded.file.parent) if record["update"] <= loaded.num_updates]
-    validation = next((record for record in reversed(records) if record.get("split") != "train"), None)
-    imported, (source, objective, updates_before) = loaded.imported_from, origin(loaded)
     result = read_result(loaded.file.parent)
-    if result is not None and (result.checkpoint != loaded.file.name or heads_of_tasks(loaded.model)):
+    if result is not None and (result.checkpoint != loaded.file.name or len(loaded.heads) > 1):
         result = None  # of several tasks it has the scores of all
-    identity = result.identity if result else {}
-    settings_of = identity.get("settings")
-    of_run = identity | (settings_of if isinstance(settings_of, dict) else {})
-    of_run = {name: value for name, value in of_run.items() if type(value) in (int, float)}
-    tokens = [record["wpb"] for record in records if record.get("split") == "train" and record.get("wpb")]
-    tokens_of_update = sum(tokens) / len(tokens) if tokens else 0.0
+    objective = objective_of(loaded)
     data = ModelCardData(
         language=settings.language,
         license=settings.data_license,
         base_model=settings.base_model,
         datasets=list(settings.datasets) or None,
-        library_name="sentence-transformers" if part.head == Head.POOLED_CLASSIFICATION else "transformers",
+        library_name="transformers",
         pipeline_tag=part.head.pipeline,
         tags=["amos_fairseq", "fairseq", *filter(None, [objective])],
     )
@@ -199,70 +176,33 @@ def write_card(
         code=code_span,
         name=name,
         objective=objective,
-        updates_before=updates_before,
-        imported=imported,
+        imported=loaded.imported_from,
         part=part,
         positions=_POSITIONS[part.shape.position_scheme] if isinstance(part.shape, BertEncoderConfig) else "rotary",
         num_parameters=num_parameters,
-        sentence_length=longest_of(part.sentence_files),
         labels=[] if all(re.fullmatch(r"LABEL_\d+", label) for label in part.labels) else part.labels,
         has_code=custom_code.is_in(folder),
         loaded=loaded,
-        planned_updates=planned_updates(loaded),
-        task=str(loaded.task.get("_name", PRETRAINING[0])),
-        tokens_of_update=tokens_of_update,
-        num_tokens=float(f"{tokens_of_update * loaded.num_updates:.3g}"),  # to three digits, where it was logged
-        validation=validation,
-        not_metrics=_NOT_METRICS,
+        sha256=file_sha256(loaded.file),
         result=result,
-        num_dev=dev_rows(loaded.file.parent) if result else None,
-        error_in_words=error_in_words,
-        of_run=of_run,
         settings=settings,
-        started_from=settings.base_model or source,
+        started_from=settings.base_model or started_from(loaded),
         agreement=agreement,
-        versions=", ".join(f"{library} {version_of(library)}" for library in _LIBRARIES),
     )
     card.save(folder / "README.md")
 
 
-def planned_updates(loaded: LoadedCheckpoint) -> int:
-    """Return the planned updates of the run; 0 of a finished fine-tuning, whose best epoch may be an earlier one."""
-    return 0 if read_result(loaded.file.parent) else loaded.planned_updates
+def started_from(loaded: LoadedCheckpoint) -> str:
+    """Return the model whose weights the run started from, as the checkpoint names it; empty without one."""
+    return loaded.imported_from or "/".join(Path(loaded.parent).parts[-2:])
 
 
-def dev_rows(run: Path) -> int | None:
-    """Return the number of dev rows that a run of ``amos classify`` or ``amos glue`` was scored on."""
-    splits = (read_json(run / TASK_FILE, "remove it", optional=True) or {}).get("splits")
-    facts = splits.get("valid") if isinstance(splits, dict) else None
-    rows = facts.get("rows") if isinstance(facts, dict) else None
-    return rows if type(rows) is int and rows > 0 else None
-
-
-def origin(loaded: LoadedCheckpoint) -> tuple[str, str, int]:
-    """Return what the first of the runs that led to this one was imported from, the objective of the last pretraining, and the
-    number of its updates if it is another run than this one, else 0.
-
-    Each is empty if there was none, or its file is gone: the arch of a fine-tuned model is not what pretrained it.
-    """
-    source, updates_before = loaded.imported_from, 0
-    model = loaded.model.cfg
-    objective = objective_of(loaded.task, getattr(model, "arch", None) or getattr(model, "_name", None))
-    for parent, state in runs_before("" if source else loaded.parent):
-        cfg = state["cfg"]
-        if not objective:
-            objective = objective_of(cfg["task"], cfg["model"].get("arch") or cfg["model"].get("_name"))
-            updates_before = num_updates_of(parent, state) if objective else 0
-        if source := import_source(cfg["task"]):
-            break
-    return source, objective, updates_before
-
-
-def objective_of(task: dict[str, Any], model: str | None) -> str:
-    """Return the objective of a run, given its task and the name of its model; empty for imported weights and fine-tuning."""
-    if import_source(task) or task.get("_name", PRETRAINING[0]) not in PRETRAINING:
+def objective_of(loaded: LoadedCheckpoint) -> str:
+    """Return the objective of a pretraining; empty for imported weights and fine-tuning."""
+    if loaded.imported_from or loaded.task.get("_name", PRETRAINING[0]) not in PRETRAINING:
         return ""
-    return (model or "").partition("_")[0].lower()
+    cfg = loaded.model.cfg
+    return str(getattr(cfg, "arch", None) or getattr(cfg, "_name", None) or "").partition("_")[0].lower()
 
 
 def escape_markup(text: str) -> str:
@@ -304,13 +244,10 @@ def export(
     if run.is_dir() and (scored := read_result(run)) is not None and (run / scored.checkpoint).is_file():
         checkpoint = run / scored.checkpoint  # --keep-checkpoints, or a kill, leaves the last one beside it
     loaded = load_checkpoint(checkpoint, tokenizer)
-    check_scored(loaded.file)
     choice, card = choice or Choice(), card or CardSettings()
     choices = {"": choice}  # folder in ``out`` -> what it holds
     if choice.head == ALL_HEADS:
-        choices = {name: dataclasses.replace(choice, head=name) for name in heads_of_tasks(loaded.model)}
-        if not choices:
-            raise UserError(f"--head {ALL_HEADS}: {checkpoint} is not a model of several tasks: leave it out")
+        choices = {name: dataclasses.replace(choice, head=name) for name in heads_by_task(loaded)}
     parts = {name: choose_part(loaded, chosen) for name, chosen in choices.items()}
     check_output_folder(out, force, list(parts))
     explained = explain_write_errors(out, "make room, permit writing, or give another folder")
@@ -322,12 +259,8 @@ def export(
             out / name: (chosen, write_folder(folder / name, (out / name).name, loaded, chosen, card, check))
             for name, chosen in parts.items()
         }
-    if not card.base_model and (source := origin(loaded)[0]):
-        say(
-            f"the weights come from {source}: if it is on the Hub, --base-model ID links the model card to it", "export"
-        )
-    if 0 < loaded.num_updates < planned_updates(loaded):
-        say(f"{loaded.file} has {loaded.num_updates:,} of {planned_updates(loaded):,} planned updates", "export")
+    if not card.base_model and (source := started_from(loaded)):
+        say(f"the weights come from {source}: --base-model ID links the model card to a model on the Hub", "export")
     return written
 
 
@@ -338,11 +271,6 @@ def write_folder(
     folder.mkdir(exist_ok=True)
     rows = write_tokenizer(folder, loaded, part.family, part.shape.max_positions)
     num_parameters = write_model(folder, part, rows)
-    if part.sentence_files is not None:
-        write_sentence_files(folder, part.sentence_files)
-    if part.head == Head.POOLED_CLASSIFICATION:
-        activation = str(loaded.model.cfg.pooler_activation_fn)
-        write_sentence_classifier(folder, part.weights, activation, part.shape.max_positions)
     custom_code.write_code(folder, part.family == CUSTOM, not isinstance(loaded.tokenizer, FastTokenizer))
     agreement = verify_folder(folder, loaded, part, rows.ids) if check else None
     if is_constant(part, loaded):
@@ -358,7 +286,7 @@ def write_folder(
 @torch.no_grad()
 def write_model(folder: Path, part: Part, rows: TokenIds) -> int:
     """Write ``model.safetensors``, float32, and ``config.json``; for custom positions also their code. Return the number of
-    parameters of the class, and of a head that sentence-transformers has.
+    parameters of the class.
 
     AutoModel adds a pooling layer to a bare encoder. Unless one was imported, it gets the identity: ``pooler_output`` is then
     tanh of the first state, not random.
@@ -386,8 +314,7 @@ def write_model(folder: Path, part: Part, rows: TokenIds) -> int:
     model.eval().save_pretrained(folder, safe_serialization=True, state_dict=model.state_dict() | pooler)
     # safetensors creates files that only their owner can read; all other files follow the user's umask.
     (folder / WEIGHTS_FILE).chmod((folder / CONFIG_FILE).stat().st_mode)
-    beside = part.module.parameters() if part.head == Head.POOLED_CLASSIFICATION else ()
-    return sum(parameter.numel() for parameter in (*model.parameters(), *beside))
+    return sum(parameter.numel() for parameter in model.parameters())
 
 
 def check_output_folder(path: Path, replace: bool, holds: Sequence[str] = ("",)) -> None:

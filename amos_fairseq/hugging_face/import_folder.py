@@ -27,11 +27,10 @@ from amos_fairseq.hugging_face.config import (
     short_reason,
 )
 from amos_fairseq.hugging_face.imported import Imported, build_model, configuration, fill
-from amos_fairseq.hugging_face.sentence_files import read_sentence_files
+from amos_fairseq.hugging_face.sentence_folder import find_encoder
 from amos_fairseq.hugging_face.weights import FAMILIES, Head, Weights, count_layers, from_hugging_face
 from amos_fairseq.models.configuration import MODERN, MODERN_ARCH, MODERN_SIZES, SIZES
 from amos_fairseq.models.pretrained_encoder import POOLER
-from amos_fairseq.models.pretraining import SENTENCE_FILES
 from amos_fairseq.strangers import LAST_KEYS, plain_name, read_json
 from amos_fairseq.text.tokenization.fast_tokenizer import ABSENT, FastTokenizer, row_map
 from amos_fairseq.text.tokenization.tokenizer import embedding_symbols
@@ -86,7 +85,7 @@ def import_folder(
         seed: of the initial values of what the folder lacks.
     """
     name = path.absolute().name or path.resolve().name
-    path, sentence_files, remarks = read_sentence_files(path)
+    path, remarks = find_encoder(path)
     folder = read_folder(path)
     arch = arch or default_arch(folder)
     objective = arch.partition("_")[0]
@@ -97,7 +96,6 @@ def import_folder(
     settings = encoder_settings(folder.family, folder.config)
     head = head_to_import(folder, objective)
     weights, unexpected_keys = from_hugging_face(folder.family, folder.weights, [head] if head else [])
-    brought_along = {} if sentence_files is None else {SENTENCE_FILES: sentence_files}
     of_generator: Weights = {}
     if generator is not None:
         vocabulary = folder_tokenizer if tokenizer is None else None
@@ -113,7 +111,7 @@ def import_folder(
         raise UserError(f"{path / CONFIG_FILE}, with --arch {arch} for what it lacks: {error}") from error
     prefix = next(name for name, module in model.named_modules() if module is model.encoder) + "."  # "discriminator."
     networks = in_network(weights, prefix) | in_network(of_generator, "generator.")
-    newly_initialized = fill(model, networks | brought_along, ids)
+    newly_initialized = fill(model, networks, ids)
     missing = [name for name in newly_initialized if name.startswith(prefix)]
     if missing:  # would start from random values
         raise UserError(f"{path} lacks weights of its configuration ({missing[0].removeprefix(prefix)}): {_SAME_MODEL}")

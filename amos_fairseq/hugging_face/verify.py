@@ -18,7 +18,6 @@ from amos_fairseq.checkpoints.read import LoadedCheckpoint
 from amos_fairseq.errors import UserError
 from amos_fairseq.hugging_face import custom_code
 from amos_fairseq.hugging_face.parts import Part
-from amos_fairseq.hugging_face.sentence_files import SentenceClassifier
 from amos_fairseq.hugging_face.weights import CUSTOM, Head
 from amos_fairseq.text.tokenization.exported import spelled_token_found, texts_to_compare
 from amos_fairseq.text.tokenization.fast_tokenizer import ABSENT
@@ -71,8 +70,6 @@ def load_folder(folder: Path, part: Part) -> tuple["PreTrainedTokenizerBase", nn
 
         tokenizer_class = AmosTokenizer
     model = model_class.from_pretrained(folder, dtype=torch.float32)
-    if part.head == Head.POOLED_CLASSIFICATION:
-        model = SentenceClassifier(model, folder)
     return tokenizer_class.from_pretrained(folder), model.eval()
 
 

@@ -39,8 +39,6 @@ class Head(Enum):
         "classification_head.",
         "text-classification",
     )
-    # On the mean of all states, which only ModernBERT's class has: the layers of the head are modules of sentence-transformers.
-    POOLED_CLASSIFICATION = "pooled_classification", "", "classification_head.", None
     QUESTION_ANSWERING = "question_answering", "ForQuestionAnswering", "span_head.", "question-answering"
     TOKEN_CLASSIFICATION = "token_classification", "ForTokenClassification", "tagging_head.", "token-classification"
 

@@ -21,10 +21,11 @@ from amos_fairseq.models.pretrained_encoder import (
     EMBEDDING,
     ENCODER,
     ENCODER_IN_PRETRAINING,
+    POOLER,
     describe_mismatch,
     same_shape,
 )
-from amos_fairseq.models.pretraining import BROUGHT_ALONG, GeneratorNetwork, PretrainingBatch, PretrainingModel
+from amos_fairseq.models.pretraining import GeneratorNetwork, PretrainingBatch, PretrainingModel
 from amos_fairseq.modules.heads import MlmHead
 from amos_fairseq.setting_checks import setting
 
@@ -218,7 +219,7 @@ class ReplacementModel(PretrainingModel):
                     "the checkpoint holds another encoder than the flags describe: "
                     f"{describe_mismatch(key, state_dict, here)}; give its vocabulary, sizes and --relative-position-scheme"
                 )
-        taken = set(of_encoder) | (state_dict.keys() & set(BROUGHT_ALONG))
+        taken = set(of_encoder) | (state_dict.keys() & POOLER.keys())
         for head in HEADS:
             of_head = {key for key in here.keys() | state_dict.keys() if key.startswith(head)}
             if all(same_shape(key, here, state_dict) for key in of_head):

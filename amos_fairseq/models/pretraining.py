@@ -35,9 +35,6 @@ from amos_fairseq.setting_checks import check_ranges
 
 logger = logging.getLogger(__name__)
 
-# What an imported model may bring along: BERT's pooler, and :mod:`amos_fairseq.hugging_face.sentence_files`.
-SENTENCE_FILES = "sentence_files"
-BROUGHT_ALONG = (*POOLER, SENTENCE_FILES)
 NO_NEXT_TOKEN = "this model does not predict the next token: score texts with amos score"
 
 
@@ -144,8 +141,8 @@ class PretrainingModel(BaseFairseqModel, abc.ABC):
         # The mask is looked up by token id, the indices select columns of logits.
         self.register_buffer("never_sampled_mask", vocabulary.never_sampled_mask(), persistent=False)
         self.register_buffer("never_sampled_indices", vocabulary.never_sampled_indices(), persistent=False)
-        # Not trained, and saved with the weights for fine-tuning and export.
-        for name in BROUGHT_ALONG:
+        # Of an imported BERT: not trained, and saved with the weights for fine-tuning and export.
+        for name in POOLER:
             self.register_buffer(name, None)
 
     @classmethod
@@ -333,11 +330,10 @@ class PretrainingModel(BaseFairseqModel, abc.ABC):
         return [module for module in self.modules() if isinstance(module, LearnedPositions)]
 
     def make_room(self, state_dict: dict[str, Tensor]) -> None:
-        """Add the buffers of an imported model that are in ``state_dict``, for their values to be loaded."""
+        """Add the pooler of an imported model that is in ``state_dict``, for its values to be loaded."""
         width = self.cfg.encoder_embed_dim
-        shapes = {"pooler_weight": (width, width), "pooler_bias": (width,)}
-        for name in BROUGHT_ALONG:
-            if name in state_dict and shapes.get(name) in (None, state_dict[name].shape):
+        for name, shape in (("pooler_weight", (width, width)), ("pooler_bias", (width,))):
+            if name in state_dict and state_dict[name].shape == shape:
                 setattr(self, name, torch.zeros_like(state_dict[name], device=self.embed_tokens.weight.device))
 
     def max_positions(self) -> int:

@@ -1,7 +1,7 @@
 """Synthetic GLUE data, a checkpoint to start from, and a training without a process."""
 
 import argparse
-import hashlib
+import dataclasses
 import json
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from synthetic_glue import (
 
 from amos_fairseq.checkpoints.read import load_checkpoint, read_state
 from amos_fairseq.downstream.model import TEXT_HEAD, TextModel
+from amos_fairseq.downstream.texts.dataset import head_outputs
 from amos_fairseq.downstream.texts.glue.command import GlueOptions, open_glue
 from amos_fairseq.experiments import runner as runner_module
 from amos_fairseq.experiments.runner import run_benchmark
@@ -59,11 +60,11 @@ def fake_training(start, monkeypatch):
         model = TextModel(cfg, load_checkpoint(checkpoint).model.vocabulary)
         directories = command[1].split(":")
         records = [json.loads((Path(own) / "task.json").read_text(encoding="utf-8")) for own in directories]
+        heads = state["task_state"]["heads"] = {}
         for record in records:
             name = TEXT_HEAD if flag(command, "--task") == "text_classification" else record["task"]
             model.register_classification_head(name, record["num_classes"])
-            labels = json.dumps([record["kind"], record["labels"]]).encode()
-            state["task_state"] |= {f"labels of {name}": hashlib.sha256(labels).hexdigest()}
+            heads[name] = dataclasses.asdict(head_outputs(record))
         for parameter in model.classification_heads.parameters():
             torch.nn.init.normal_(parameter)
         task, separator = {"_name": "text_classification"}, flag(command, "--separator-token")

@@ -1,8 +1,8 @@
-"""Labels and the head that was trained with them: the fingerprint in a checkpoint, and what a checkpoint without one shows."""
+"""What the outputs of a head mean: tasks put it into their state, checkpoints have it, export and predictions read it there."""
 
-import hashlib
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,81 +13,81 @@ from synthetic_tagging import prepare_tagging
 
 from amos_fairseq.checkpoints.read import load_checkpoint
 from amos_fairseq.cli.main import main
-from amos_fairseq.downstream.labeled_task import check_labels
 from amos_fairseq.errors import UserError
 
 TEXT_HEAD = "sentence_classification_head"
+HEAD = {"kind": "classes", "labels": ["no", "yes"], "name": "mine", "text_columns": ["a", "b"]}
+HEAD |= {"header": False, "csv_quotes": True, "raw_text": False}
 
 
-def fingerprint(kind: str, labels: list[str]) -> str:
-    return hashlib.sha256(json.dumps([kind, labels]).encode()).hexdigest()
-
-
-def with_fingerprints(run: Path, **labels: list[str]) -> Path:
-    """Give a checkpoint those of its heads, as its task would have."""
+def with_heads(run: Path, heads: Any) -> Path:
+    """Give a checkpoint those of its task."""
     state = torch.load(run / "checkpoint_last.pt", weights_only=True)
-    kind = "classes" if TEXT_HEAD in labels else "words"
-    state["task_state"] |= {f"labels of {head}": fingerprint(kind, names) for head, names in labels.items()}
+    state["task_state"]["heads"] = heads
     torch.save(state, run / "checkpoint_last.pt")
     return run
 
 
-def test_checkpoints_get_a_fingerprint_of_the_labels_of_each_head(data, tmp_path):
-    """Plain strings in the state of the task, which fairseq saves."""
+def test_the_state_of_a_task_says_what_its_heads_predict(data, tmp_path):
+    """Plain values, which fairseq saves."""
     words = prepare_tagging(tmp_path)
     names = json.loads((words / "tagging.json").read_text())["labels"]
-    rte, numbers = fingerprint("classes", ["entailment", "not_entailment"]), fingerprint("number", [])
+    rte, numbers = ("classes", ["entailment", "not_entailment"], "RTE"), ("number", [], "STS-B")
     for name, directories, expected in (
         ("text_classification", data / "RTE", {TEXT_HEAD: rte}),
         ("multi_task", f"{data / 'RTE'}:{data / 'STS-B'}", {"RTE": rte, "STS-B": numbers}),
-        ("sequence_tagging", words, {"ner_labels": fingerprint("words", names)}),
+        ("sequence_tagging", words, {"ner_labels": ("spans", names, "ner")}),
     ):
         task = set_up(name, directories, max_update=0)
         build_amos(task)
-        found = {key: value for key, value in task.state_dict().items() if key.startswith("labels of")}
-        assert found == {f"labels of {head}": value for head, value in expected.items()}
+        heads = json.loads(json.dumps(task.state_dict()["heads"]))
+        assert {head: (one["kind"], one["labels"], one["name"]) for head, one in heads.items()} == expected
 
 
-@pytest.mark.parametrize("has_fingerprint", [True, False])
-def test_labels_are_compared_with_the_head(tmp_path, has_fingerprint):
+def test_a_checkpoint_says_what_its_heads_predict(tmp_path, capsys):
     run = write_run(tmp_path / "run", classes=2)
-    loaded = load_checkpoint(with_fingerprints(run, **{TEXT_HEAD: ["no", "yes"]}) if has_fingerprint else run)
-
-    def check(kind: str, *labels: str) -> None:
-        check_labels(loaded, "RTE", kind, labels, tmp_path / "task.json")
-
-    check("classes", "no", "yes")
-    for kind, *labels in (("classes", "no", "yes", "maybe"), ("classes", "no"), ("number",), ("labels", "no")):
-        with pytest.raises(UserError, match=r"task\.json does not have the labels that .*last\.pt was trained with"):
-            check(kind, *labels)
-    for kind, *labels in (("classes", "yes", "no"), ("labels", "no", "yes"), ("classes", "No", "yes")):
-        if has_fingerprint:
-            with pytest.raises(UserError, match="in their order: restore it, or train again"):
-                check(kind, *labels)
-        else:
-            check(kind, *labels)
-    with pytest.raises(UserError, match=r"has no head upos_labels \(it has none\)"):
-        check_labels(load_checkpoint(write_run(tmp_path / "s", span_head="joint")), "upos_labels", "words", ["X"], run)
-
-
-def test_export_refuses_labels_of_another_training(tmp_path, capsys):
-    words = with_fingerprints(write_run(tmp_path / "words", labels=2), upos_labels=["DET", "NOUN"])
-    texts = with_fingerprints(write_run(tmp_path / "texts", classes=2), **{TEXT_HEAD: ["no", "yes"]})
-    record = {"task": "mine", "kind": "classes", "labels": ["no", "yes"]}
-    for run, name, content, message in (
-        (words, "labels.txt", "NOUN\nDET\n", "labels.txt does not have the labels that"),
-        (words, "labels.txt", "DET\nDET\n", "does not have one label a line"),
-        (texts, "task.json", json.dumps(record | {"labels": ["yes", "no"]}), "task.json does not have the labels that"),
-        (texts, "task.json", json.dumps(record | {"kind": ["a"]}), "task.json does not have the labels that"),
-        (texts, "result.json", "{}", "result.json was changed"),
+    assert vars(load_checkpoint(run).heads[TEXT_HEAD]) == HEAD | {"name": "", "labels": [], "text_columns": []} | {
+        "header": True,
+        "csv_quotes": False,
+    }
+    assert vars(load_checkpoint(with_heads(run, {TEXT_HEAD: HEAD})).heads[TEXT_HEAD]) == HEAD
+    with pytest.raises(UserError, match=r"has no head upos_labels \(it has sentence_classification_head\)"):
+        load_checkpoint(run).head("upos_labels")
+    for number, (kind, flags, expected) in enumerate(
+        (
+            ("classes", [], ("single_label_classification", {"0": "no", "1": "yes"})),
+            ("labels", ["--labels", "yes,no"], ("multi_label_classification", {"0": "yes", "1": "no"})),
+        )
     ):
-        (run / name).write_text(content)
-        assert message in error_line(capsys, main, "export", run, tmp_path / "out", reports_progress=True)
-        assert not (tmp_path / "out").exists()
-        (run / name).unlink()
-    # What the message advises: without the file, the names of the command; beside it, not in another order.
-    assert main(["export", str(words), str(tmp_path / "out"), "--labels", "DET,NOUN", "--no-check"]) == 0
-    assert json.loads((tmp_path / "out" / "config.json").read_text())["id2label"] == {"0": "DET", "1": "NOUN"}
-    (words / "labels.txt").write_text("DET\nNOUN\n")
-    error = error_line(capsys, main, "export", words, tmp_path / "other", "--labels", "NOUN,DET", reports_progress=True)
-    assert "--labels has the names of the training in another order than the head: DET, NOUN: leave it out" in error
+        with_heads(run, {TEXT_HEAD: HEAD | {"kind": kind}})
+        assert main(["export", str(run), str(tmp_path / f"{number}"), "--no-check", *flags]) == 0
+        config = json.loads((tmp_path / f"{number}" / "config.json").read_text())
+        assert (config["problem_type"], config["id2label"]) == expected
+
+
+# Of a stranger's checkpoint: what its task_state has as heads.
+DAMAGED = {
+    "no object": [HEAD],
+    "no head": {TEXT_HEAD: ["no", "yes"]},
+    "missing": {TEXT_HEAD: {"kind": "classes", "labels": ["no", "yes"]}},
+    "kind": {TEXT_HEAD: HEAD | {"kind": "words of code"}},
+    "no labels": {TEXT_HEAD: HEAD | {"labels": []}},
+    "number with labels": {TEXT_HEAD: HEAD | {"kind": "number"}},
+    "equal labels": {TEXT_HEAD: HEAD | {"labels": ["no", "no"]}},
+    "labels of two lines": {TEXT_HEAD: HEAD | {"labels": ["no", "yes\nno"]}},
+    "half of a pair": {TEXT_HEAD: HEAD | {"labels": ["no", "\ud800"]}},
+    "numbers": {TEXT_HEAD: HEAD | {"labels": [0, 1]}},
+    "columns": {TEXT_HEAD: HEAD | {"text_columns": [1]}},
+    "header": {TEXT_HEAD: HEAD | {"header": "yes"}},
+    "name of a head": {"": HEAD},
+    "too many labels": {TEXT_HEAD: HEAD | {"labels": ["no", "maybe", "yes"]}},
+}
+
+
+@pytest.mark.parametrize("name", DAMAGED)
+def test_heads_that_no_task_writes_are_refused(name, tmp_path, capsys):
+    run = with_heads(write_run(tmp_path / "run", classes=2), DAMAGED[name])
+    line = error_line(capsys, main, "export", run, tmp_path / "out", reports_progress=True)
+    expected = "names 3 labels of sentence_classification_head, which has 2" if "many" in name else "damaged task_state"
+    assert expected in line
+    assert not (tmp_path / "out").exists()

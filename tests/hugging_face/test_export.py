@@ -22,33 +22,24 @@ from tokenizers import Tokenizer as Library
 
 from amos_fairseq.checkpoints.read import load_checkpoint
 from amos_fairseq.cli.main import main
-from amos_fairseq.downstream.model import TEXT_HEAD
 from amos_fairseq.errors import UserError
-from amos_fairseq.experiments.records import content_sha256
-from amos_fairseq.experiments.session import read_pretrained_checkpoint
+from amos_fairseq.files import file_sha256
 from amos_fairseq.hugging_face import export as export_module
 from amos_fairseq.hugging_face.export import check_output_folder, export
 from amos_fairseq.hugging_face.import_folder import read_folder_tokenizer
-from amos_fairseq.hugging_face.parts import Choice, choose_part, label_settings
+from amos_fairseq.hugging_face.parts import Choice, choose_part
 from amos_fairseq.hugging_face.weights import Head
 from amos_fairseq.text.tokenization import load_tokenizer
 from amos_fairseq.text.tokenization.exported import exported_tokenizer, with_padding_at_1
 from amos_fairseq.text.tokenization.fast_tokenizer import FastTokenizer, row_map, word_starts
 
 FILES = {"README.md", "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
-METRICS = [
-    {"split": "train", "update": 5, "loss": 9.0, "wpb": 100.0},
-    {"split": "valid", "update": 5, "loss": 8.25, "mlm_loss_4": 3.5, "wps": 10.0},
-    {"split": "train", "update": 10, "loss": 7.0, "wpb": 900.0},
-    {"split": "valid", "update": 10, "loss": 6.0},
-]
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory) -> Path:
     root = tmp_path_factory.mktemp("runs")
     write_run(root / "amos")
-    (root / "amos" / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in METRICS) + '{"split')
     return root
 
 
@@ -75,25 +66,37 @@ def test_folder_is_complete_and_the_comparison_is_printed(runs, tmp_path, capsys
     assert 0 < float(found.group(2)) < 3e-5 * float(found.group(3))
 
 
-def test_card_states_the_facts_of_the_run(runs, tmp_path):
+def test_card_states_what_is_in_the_checkpoint(runs, tmp_path):
     flags = "--data-license cc-by-4.0 --language en --dataset wikitext --dataset a/b --base-model google/bert"
     _, header, text = card_of(runs / "amos", tmp_path / "out", *flags.split()).split("---\n", 2)
     data = yaml.safe_load(header)
     assert (data["license"], data["language"], data["library_name"]) == ("cc-by-4.0", "en", "transformers")
     assert (data["datasets"], data["base_model"]) == (["wikitext", "a/b"], "google/bert")
     for fact in (
-        f"| Tokens read | about {100 * UPDATES} |",  # the later record is not of this checkpoint
-        "| Tokens of an update, of an input | 100, ",
+        f"| Updates | {UPDATES} |",
+        "| Tokens masked | 15% |",
         "| Layers, width, FFN width, heads | 2, 16, 24, 2 |",
         # 62 tokens and 152 positions of 16, LayerNorm, 32 buckets of 2 heads; a layer: four 16x16, 16x24, 24x16, 2 LayerNorms;
         # the pooling layer.
         f"| Parameters | {62 * 16 + 152 * 16 + 32 + 64 + 2 * (4 * 272 + 16 * 24 + 24 + 24 * 16 + 16 + 64) + 272:,} |",
-        "| mlm_loss_4 | 3.5 |",
+        f"| sha256 of the checkpoint | {file_sha256(runs / 'amos' / 'checkpoint_last.pt')} |",
         'AutoModel.from_pretrained("out")',
         "Its vocabulary is from the training text",
     ):
         assert fact in text, fact
     assert str(runs) not in text, "no path of this machine"
+
+
+def test_card_has_the_scores_of_the_result(tmp_path, monkeypatch):
+    run = write_run(tmp_path / "run", classes=2)
+    scores = {"accuracy": 71.25, "macro_f1": 70.0}
+    result = SimpleNamespace(checkpoint="checkpoint_last.pt", scores=scores, identity={"data_sha256": "0a1b"})
+    monkeypatch.setattr(export_module, "read_result", lambda folder: result)
+    card = card_of(run, tmp_path / "out")
+    assert "| Scores on dev | accuracy 71.25, macro_f1 70; one seed |" in card
+    assert "| sha256 of the data | 0a1b |" in card
+    result.checkpoint = "checkpoint_best.pt"  # not the one that is exported
+    assert "Scores on dev" not in card_of(run / "checkpoint_last.pt", tmp_path / "other")
 
 
 def test_card_names_labels(tmp_path):
@@ -107,60 +110,31 @@ def test_card_names_labels(tmp_path):
         card = card_of(run, tmp_path / f"out{len(names)}", *(["--labels", names] if names else []))
         assert line in card
         assert ("| Labels |" in card) is bool(names)
-    run = write_run(tmp_path / "mlm", "mlm")
-    assert f"| Updates | {UPDATES} |" in card_of(run, tmp_path / "mlm_card")
-    state = torch.load(run / "checkpoint_last.pt", weights_only=True)
-    state["cfg"]["optimization"] = {"max_update": UPDATES + 5, "lr": [5e-4]}
-    state["cfg"]["model"]["encoder_lr_scale"] = 0.1  # as amos adapt writes it
-    torch.save(state, run / "checkpoint_last.pt")
-    card = card_of(run, tmp_path / "unfinished")
-    assert f"| Updates | {UPDATES} of {UPDATES + 5} that were planned |" in card
-    assert "| Peak of the learning rate | 5e-05 |" in card
 
 
 def test_text_of_a_stranger_is_escaped_in_the_card(tmp_path):
-    """Keys of the log, the name of the task and of an imported model, as a web page of the Hub would show them."""
+    """The name of the task and of an imported model, as a web page of the Hub would show them."""
     script = "<script>alert(1)</script>"
-    run = write_run(tmp_path / "run", task={"_name": f"x|{script}"})
-    with (run / "metrics.jsonl").open("w") as log:
-        for record in ({script: 1.5, "[link](javascript:alert(1))": 2}, {"loss": script}, {"loss": [1]}):
-            log.write(json.dumps({"split": "valid", "update": 5, "epoch": 1} | record) + "\n")
-        log.write("[" * 100_000 + "\n")
-    card = card_of(run, tmp_path / "out")
-    assert "| &lt;script&gt;alert(1)&lt;/script&gt; | 1.5 |" in card
-    assert r"| \[link\](javascript:alert(1)) | 2 |" in card
+    card = card_of(write_run(tmp_path / "run", task={"_name": f"x|{script}"}), tmp_path / "out")
+    assert r"| Task | x\|&lt;script&gt;alert(1)&lt;/script&gt; |" in card
     imported = write_run(tmp_path / "imported", task={"data": f"imported from {script}", "_name": "text_pretraining"})
     assert "<script" not in card + card_of(imported, tmp_path / "other")
 
 
-def test_card_names_the_origin_of_a_model_that_was_trained_further(tmp_path):
-    """Two runs after the import: GLUE's RTE after pretraining, each with the path of the one before."""
-    tokenizer = FastTokenizer(small_tokenizer().model, small_tokenizer().special_tokens)  # as of an import
+def test_card_names_what_a_model_started_from(tmp_path, capsys):
+    """As the checkpoint says it: an import, or the last parts of the path of another checkpoint."""
     task = {"data": "imported from bert-mini (BertModel)", "_name": "text_pretraining"}
-    parent = write_run(tmp_path / "imported", tokenizer=tokenizer, task=task) / "checkpoint_last.pt"
-    for name, task in (("pretrained", {}), ("rte", {"_name": "sentence_prediction"})):
-        run = write_run(tmp_path / name, tokenizer=tokenizer, classes=2 if name == "rte" else 0, task=task)
-        state = torch.load(run / "checkpoint_last.pt", weights_only=True)
-        state["cfg"]["checkpoint"] = {"finetune_from_model": str(parent)}
-        torch.save(state, parent := run / "checkpoint_last.pt")
-    # As a row of a table of fine-tuning.
-    assert (
-        read_pretrained_checkpoint(tmp_path / "pretrained").source
-        == f"bert-mini (BertModel), then {UPDATES} updates (amos)"
-    )
-    text = card_of(run, tmp_path / "out").split("---\n", 2)[2]
-    assert text.count("bert-mini (BertModel)") == 3  # the first line, the run, the license
-    assert (
-        text.count("# AMOS, 2 layers"),
-        text.count(f"| Objective | amos; {UPDATES} updates in the last run of pretraining |"),
-    ) == (1, 1)
-    (tmp_path / "pretrained" / "checkpoint_last.pt").unlink()
-    moved = card_of(run, tmp_path / "moved")
-    assert ("bert-mini" in moved, "# Encoder, 2 layers" in moved, "Objective" in moved) == (False, True, False)
+    card = card_of(write_run(tmp_path / "imported", task=task), tmp_path / "out")
+    assert "# bert-mini (BertModel), 2 layers of width 16: the encoder" in card
+    assert "The license of bert-mini (BertModel), from which the weights come, applies too" in card
+    assert "the weights come from bert-mini (BertModel): --base-model ID" in capsys.readouterr().err
+    run = write_run(tmp_path / "rte", classes=2, task={"_name": "sentence_prediction"})
+    state = torch.load(run / "checkpoint_last.pt", weights_only=True)
     state["cfg"]["checkpoint"] = {"finetune_from_model": str(tmp_path / "imported" / "checkpoint_last.pt")}
     torch.save(state, run / "checkpoint_last.pt")
-    text = card_of(run, tmp_path / "not_pretrained_here")
-    assert ("# bert-mini (BertModel), 2 layers" in text, "Objective" in text, "amos\n" in text) == (True, False, False)
+    card = card_of(run, tmp_path / "fine_tuned")
+    assert "| Started from | imported/checkpoint_last.pt |" in card
+    assert ("# Encoder, 2 layers" in card, "Objective" in card, str(tmp_path) in card) == (True, False, False)
 
 
 def test_force_replaces_exported_folders_only(runs, tmp_path, monkeypatch, capsys):
@@ -195,36 +169,6 @@ def test_a_full_disk_leaves_nothing(runs, tmp_path, monkeypatch, limit):
 TWO_TOWER = {"electric_variant": "two_tower", "generator_size": 1, "generator_loss_tokens": "all"}
 T5 = {"relative_position_scheme": "t5"}
 NARROW_TANH = {"pooler_activation_fn": "tanh", "embedding_dim": 4}
-
-
-def test_names_of_labels_in_another_order_are_refused(tmp_path, capsys):
-    """They would be given to the wrong outputs without a difference in any number; other names are a translation."""
-    run = write_run(tmp_path / "run", classes=2)
-    record = {"task": "classification", "kind": "classes", "num_classes": 2, "labels": ["bad", "good"]}
-    (run / "task.json").write_text(json.dumps(record))
-    error = error_line(
-        capsys, main, "export", run, tmp_path / "out", "--no-check", "--labels", "good,bad", reports_progress=True
-    )
-    assert "--labels has the names of the training in another order than the head: bad, good" in error
-    for labels in (["good", "fair"], 5, [1, "bad"]):  # not those of the training, or no labels at all
-        (run / "task.json").write_text(json.dumps(record | {"labels": labels}))
-        assert "`bad` |" in card_of(run, tmp_path / f"out {labels}", "--labels", "good,bad")
-    for number, names in enumerate(("bad,good", "schlecht,gut")):
-        assert f"`{names.split(',')[1]}` |" in card_of(run, tmp_path / f"out{number}", "--labels", names)
-
-
-def test_kind_of_labels_without_task_json(tmp_path, capsys):
-    """The fingerprint of the training tells it, so several labels are not exported as classes."""
-    loaded = load_checkpoint(write_run(tmp_path / "run", classes=2))
-    of_training = {f"labels of {TEXT_HEAD}": content_sha256(["labels", ["a", "b"]])}
-    trained = dataclasses.replace(loaded, task_state=of_training)
-    settings = (Head.SEQUENCE_CLASSIFICATION, TEXT_HEAD)
-    assert label_settings(loaded, *settings, None, None)["problem_type"] == "single_label_classification"
-    assert label_settings(trained, *settings, ["a", "b"], None)["problem_type"] == "multi_label_classification"
-    with pytest.raises(UserError, match=r"task\.json, which says whether its outputs are classes or several labels"):
-        label_settings(trained, *settings, None, None)
-    assert label_settings(trained, *settings, ["c", "d"], None)["problem_type"] == "single_label_classification"
-    assert "--labels are not the names of the training: taken as classes" in capsys.readouterr().err
 
 
 def test_the_scored_checkpoint_of_a_fine_tuning_is_exported(tmp_path, monkeypatch):
@@ -269,21 +213,21 @@ def test_words_of_a_folder_that_is_read_again(tmp_path):
 # Run, flags, what the line names.
 REFUSED: list[tuple[dict, list[str], str]] = [
     ({}, ["--part", "generator", "--depth", "3"], "--depth 3 is not a depth of this generator: it has 1, 2, 4"),
-    ({}, ["--depth", "2"], "--depth 2 chooses a depth of the generator: give --part generator"),
-    ({}, ["--part", "mlm"], "it has encoder, generator, discriminator"),
-    ({}, ["--as", "bert"], "--as bert: the encoder of this checkpoint can be mpnet"),
+    ({}, ["--depth", "2"], "--depth 2 belongs to --part generator"),
+    ({}, ["--part", "mlm"], "has the parts encoder, generator, discriminator"),
     ({}, ["--labels", "a,b"], "--labels names the classes of a fine-tuned head"),
-    ({}, ["--head", "RTE"], "it is not of several tasks"),
+    ({}, ["--head", "RTE"], "has no head of this name: it has none"),
     ({}, ["--tokenizer", "other"], "other is not the tokenizer that"),
     ({"relative_position_buckets": 16}, [], "MPNet has 32 buckets, a maximum distance of 128"),
     ({"objective": "electra", "generator": "uniform"}, ["--part", "generator"], "has no generator with a network"),
     ({"objective": "electra", "main_objective": "replace_mlm"}, ["--part", "discriminator"], "has no detection head"),
     ({"objective": "electric"} | TWO_TOWER, [], "has no encoder to fine-tune or to load"),
-    ({"objective": "electric"} | MODERN, ["--part", "discriminator"], "has no energies of tokens"),
+    ({"objective": "electric"} | MODERN, ["--part", "discriminator"], "has energies of tokens or narrower embeddings"),
     ({"objective": "electric"} | T5, ["--part", "discriminator"], "two layers on relative positions"),
     ({"classes": 3}, ["--labels", "a,b"], "--labels needs 3 different names"),
     ({"objective": "electra", "classes": 2} | NARROW_TANH, [], "has tanh in its classification head and narrower"),
-    ({"span_head": "joint"}, [], "marks answers with a joint head"),
+    ({"classes": 2, "pooling": "mean"}, [], "on the mean of all states (--pooling mean), except on ModernBERT"),
+    ({"span_head": "joint"}, [], "was fine-tuned with a joint head for answers"),
 ]
 
 

@@ -13,7 +13,6 @@ import pytest
 import scipy.stats
 import torch
 import transformers
-from failures import error_line
 from hugging_face_folders import export
 from saved_models import write_run
 from small_models import MODERN
@@ -23,10 +22,8 @@ from torch import Tensor
 
 import amos_fairseq
 from amos_fairseq.checkpoints.read import load_checkpoint
-from amos_fairseq.cli.main import main
 from amos_fairseq.downstream.model import TEXT_HEAD
 from amos_fairseq.errors import UserError
-from amos_fairseq.hugging_face import sentence_files
 from amos_fairseq.inputs.sentences import spaces_in
 from amos_fairseq.models.pretraining import PretrainingBatch
 from amos_fairseq.text.vocabulary import learn_tokenizer
@@ -145,45 +142,6 @@ def test_sentence_transformers_pooling_is_ours(folders, run, exported):
     ours = (features.states * features.mask[..., None]).sum(1) / features.mask.sum(1, keepdim=True)
     theirs = model.encode(TEXTS, convert_to_tensor=True)
     assert (ours - theirs).abs().max() < TOLERANCE
-
-
-CLASSIFIERS_ON_THE_MEAN = {
-    "tanh": {"classes": 3},
-    "gelu": {"objective": "electra", "classes": 2},
-    "linear": {"classes": 3, "pooler_activation_fn": "linear"},
-    "regression": {"classes": 1, "task": {"regression_target": True}},
-}
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("name", CLASSIFIERS_ON_THE_MEAN)
-def test_a_classifier_on_the_mean_is_a_model_of_sentence_transformers(name, tmp_path, monkeypatch):
-    """The library's vectors are our logits, of texts and of pairs; the export's own comparison reads the same files."""
-    library = pytest.importorskip("sentence_transformers")
-    run = write_run(tmp_path / "run", pooling="mean", **CLASSIFIERS_ON_THE_MEAN[name])
-    export(run, tmp_path / "out", check=True)
-    model, trained = library.SentenceTransformer(str(tmp_path / "out"), device="cpu"), load_checkpoint(run)
-    pairs = [[text, "a lazy dog"] for text in TEXTS]
-    for inputs in ([[text] for text in TEXTS], pairs):
-        encoded = [[trained.tokenizer.ids_of(trained.tokenizer.encode(text)) for text in texts] for texts in inputs]
-        framed = [torch.tensor([trained.framed(texts, 150)]) for texts in encoded]
-        ours = torch.cat([trained.model(ids, classification_head_name=TEXT_HEAD)[0] for ids in framed])
-        theirs = model.encode([texts[0] for texts in inputs] if inputs is not pairs else inputs, convert_to_tensor=True)
-        assert (ours - theirs).abs().max() < TOLERANCE
-    card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
-    assert 'SentenceTransformer("out")' in card
-    assert "AutoModel" not in card
-
-
-def test_a_wrong_layer_of_sentence_transformers_is_found(tmp_path, monkeypatch, capsys):
-    run = write_run(tmp_path / "run", pooling="mean", classes=2)
-    written = sentence_files.save
-    monkeypatch.setattr(
-        sentence_files, "save", lambda layer: written(layer | {"linear.bias": layer["linear.bias"] + 1})
-    )
-    line = error_line(capsys, main, "export", run, tmp_path / "out", reports_progress=True)
-    assert "differs from the checkpoint" in line
-    assert not (tmp_path / "out").exists()
 
 
 def test_example_of_sentence_embeddings(folders, tmp_path, capsys):

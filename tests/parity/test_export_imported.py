@@ -26,7 +26,6 @@ RELEASED_TEXTS = ["The fox isn't (too) lazy, it\u2019s quick \u2014 the dog\u202
 FAMILIES = {
     "electra": ("ElectraForPreTraining", ["--part", "discriminator"], "AutoModelForPreTraining"),
     "mpnet mlm": ("MPNetForMaskedLM", [], "AutoModel"),
-    "roberta mlm": ("RobertaForMaskedLM", ["--as", "roberta"], "AutoModel"),
     "modernbert mlm": ("ModernBertForMaskedLM", [], "AutoModel"),
 }
 

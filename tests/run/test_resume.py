@@ -19,6 +19,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 from small_models import small_electra
 
+from amos_fairseq.checkpoint_files import HeadOutputs
 from amos_fairseq.errors import UserError
 from amos_fairseq.run import resume
 from amos_fairseq.run.resume import Resume, check_fits, check_optimizer, finished, refusal
@@ -243,11 +244,14 @@ def test_the_inputs_of_sentence_prediction_need_the_vocabulary_of_the_checkpoint
 
 def test_a_run_continues_with_the_labels_of_its_heads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that starts from the checkpoint may have others, as in intermediate-task training."""
-    monkeypatch.setattr(Task, "state_dict", lambda task: {"labels of text": "here"})
-    for known, starts_anew in (({"labels of text": "here"}, False), ({}, False), ({"labels of text": "there"}, True)):
+    here, there = (
+        {"heads": {"text": vars(HeadOutputs("classes", labels))}} for labels in (["no", "yes"], ["yes", "no"])
+    )
+    monkeypatch.setattr(Task, "state_dict", lambda task: here)
+    for known, starts_anew in ((here, False), ({}, False), (there, True)):
         check_fits(saved(tmp_path, known, None), Task(), OmegaConf.create(POSITIONS), starts_anew)
     with pytest.raises(UserError, match=r"does not fit: it was trained with other labels of text: give its data"):
-        check_fits(saved(tmp_path, {"labels of text": "there"}, None), Task(), OmegaConf.create(POSITIONS))
+        check_fits(saved(tmp_path, there, None), Task(), OmegaConf.create(POSITIONS))
 
 
 def test_a_model_counts_the_updates_of_a_new_schedule() -> None:

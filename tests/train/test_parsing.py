@@ -15,8 +15,6 @@ import amos_fairseq
 from amos_fairseq.checkpoints.read import load_checkpoint
 from amos_fairseq.cli.main import main
 from amos_fairseq.downstream.words.command import joined_as_in_training
-from amos_fairseq.experiments.records import write_record
-from amos_fairseq.files import file_sha256
 from amos_fairseq.inputs.sentences import join_words
 from amos_fairseq.inputs.word_files import read_conllu
 from amos_fairseq.text.vocabulary import learn_tokenizer
@@ -97,32 +95,19 @@ def test_trees_of_a_grammar_are_learned(place, tmp_path, capsys):
     files = ["--predict", place / "dev.conllu", "--out", tmp_path / "t"]
     main(["parse", "--checkpoint", str(place / "out"), *map(str, files), "--cpu"])
     assert (tmp_path / "t").read_bytes() == (place / "out" / RUN / "predictions.conllu").read_bytes()
-    # Without the prepared data: the file beside the checkpoint says how the words were joined.
+    # Without the prepared data: the checkpoint says how the words were joined.
     shutil.copytree(place / "out", tmp_path / "moved", ignore=shutil.ignore_patterns("data"))
     (tmp_path / "t").unlink()
     main(["parse", "--checkpoint", str(tmp_path / "moved"), *map(str, files), "--cpu"])
     assert (tmp_path / "t").read_bytes() == (place / "out" / RUN / "predictions.conllu").read_bytes()
-    treebank, manifest = read_conllu(place / "dev.conllu"), (place / "out" / RUN / "tagging.json").read_text()
-    texts = []
-    for content in (manifest, manifest.replace('"raw_text"', '"other"')):
-        (tmp_path / "tagging.json").write_text(content)
-        texts.append([join_words(one.words, one.spaces) for one in joined_as_in_training(treebank, tmp_path)])
+    assert load_checkpoint(place / "out" / RUN / "checkpoint_best.pt").head("dependency_trees").raw_text
+    treebank = read_conllu(place / "dev.conllu")
+    texts = [
+        [join_words(one.words, one.spaces) for one in joined_as_in_training(treebank, raw_text)]
+        for raw_text in (True, False)
+    ]
     assert [text.replace(" .", ".") for text in texts[1]] == texts[0] != texts[1]
     (tmp_path / "t").unlink()
-    # Labels in another order are refused; also if somebody has changed the record of the run with them.
-    labels, record = place / "out" / RUN / "labels.txt", place / "out" / RUN / "result.json"
-    texts = {file: file.read_text() for file in (labels, record)}
-    first, second, *others = texts[labels].splitlines(keepends=True)
-    for changed in ([second, first, *others], [first]):
-        labels.write_text("".join(changed))
-        predict = ["parse", "--checkpoint", place / "out", *files, "--cpu"]
-        record.write_text(texts[record])
-        assert "labels.txt was changed after the run" in error_line(capsys, main, *predict, reports_progress=True)
-        content = json.loads(texts[record]) | {"files": {"labels.txt": file_sha256(labels)}}
-        write_record(record, {name: value for name, value in content.items() if name != "sha256"})
-        assert "labels.txt does not have the labels that" in error_line(capsys, main, *predict, reports_progress=True)
-    for file, text in texts.items():
-        file.write_text(text)
     words = [f"{n}\tthe\t_\t_\t_\t_\t{n - 1}\tdep\t_\t_\n" for n in range(1, 201)]
     (tmp_path / "long").write_text("".join(words))
     capsys.readouterr()

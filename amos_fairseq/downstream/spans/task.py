@@ -32,6 +32,7 @@ from amos_fairseq.downstream.model import FineTunedModel
 from amos_fairseq.downstream.spans.dataset import SquadSplit, SquadWindowDataset, WindowLimits, read_squad_manifest
 from amos_fairseq.functional.positions import gather_positions
 from amos_fairseq.models.configuration import make_transform
+from amos_fairseq.models.exported import ExportedHead
 from amos_fairseq.models.pretrained_encoder import reads_heads
 from amos_fairseq.modules.heads import transformed
 from amos_fairseq.setting_checks import setting
@@ -166,6 +167,13 @@ class SpanModel(FineTunedModel):
         super().__init__(*args, **kwargs)
         self.refuse_pooling("answer spans")
         self.span_head: nn.Module | None = None
+
+    def exported_head(self, name: str | None) -> ExportedHead | None:
+        head = self.span_head
+        if not isinstance(head, IndependentSpanHead):
+            raise ValueError("a joint head for answers (--span-head joint)")
+        # The class does not mask what is no context.
+        return ExportedHead("question_answering", head, lambda states, _: head.logits(states), "its head for answers")
 
     def register_span_head(self, kind: str) -> None:
         cfg = self.cfg

@@ -12,6 +12,7 @@ from amos_fairseq.downstream.words.view_modules import CrossViews, number_of_vie
 from amos_fairseq.downstream.words.views import CROSS_VIEWS, check_encoder_learns
 from amos_fairseq.functional.positions import gather_positions
 from amos_fairseq.models.configuration import make_transform
+from amos_fairseq.models.exported import ExportedHead
 from amos_fairseq.models.pretrained_encoder import reads_heads
 from amos_fairseq.modules.heads import transformed
 
@@ -78,6 +79,10 @@ class WordModel(FineTunedModel):
     @property
     def heads(self) -> nn.ModuleDict:
         return self.word_heads
+
+    def exported_head(self, name: str | None) -> ExportedHead | None:
+        head = self.word_heads[name]
+        return ExportedHead("token_classification", head, head, "its head for labels of words")
 
     def register_tagging_head(self, name: str, num_labels: int) -> None:
         cfg = self.cfg

@@ -8,6 +8,7 @@ from torch.nn.functional import relu
 
 from amos_fairseq.downstream.words.model import WORD_HEADS, WordModel
 from amos_fairseq.models.configuration import make_transform
+from amos_fairseq.models.exported import ExportedHead
 from amos_fairseq.models.pretrained_encoder import reads_heads
 from amos_fairseq.modules.heads import transformed
 
@@ -68,6 +69,9 @@ class ParsingHead(nn.Module):
 
 @reads_heads(f"{WORD_HEADS}{TREES}.")
 class ParsingModel(WordModel):
+    def exported_head(self, name: str | None) -> ExportedHead | None:
+        raise ValueError("dependency trees")
+
     def register_parsing_head(self, num_relations: int) -> None:
         cfg = self.cfg
         self.word_heads[TREES] = ParsingHead(

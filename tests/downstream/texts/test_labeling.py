@@ -17,10 +17,8 @@ from amos_fairseq.downstream.texts.command import open_classification
 from amos_fairseq.downstream.texts.labeling import SUFFIXES, label_table, table_lines
 from amos_fairseq.downstream.texts.prepare import NAME, prepare_inside
 from amos_fairseq.errors import UserError
-from amos_fairseq.experiments.records import write_record
 from amos_fairseq.experiments.runner import run_benchmark
 from amos_fairseq.experiments.session import preparing
-from amos_fairseq.files import file_sha256
 from amos_fairseq.inputs.input_files import TableFile
 from amos_fairseq.inputs.rows import Tables
 
@@ -90,24 +88,6 @@ def test_every_row_of_the_table_is_one_of_the_result(results, tmp_path, capsys):
     assert all(row["probability"] is None for row in rows if row["prediction"] is None)
     label(results, gaps, tmp_path / "gaps.csv")
     assert [row["prediction"] or None for row in read_csv(tmp_path / "gaps.csv")] == [row["prediction"] for row in rows]
-
-
-def test_labels_that_the_model_was_not_trained_with_are_refused(results, tmp_path):
-    """By the record of the run and, where that was changed with them, by the checkpoint."""
-    run, table = results / "runs" / NAME / "seed1", tmp_path / "t.tsv"
-    table.write_text("text\nthe dog\n")
-    texts = {name: (run / name).read_text() for name in ("task.json", "result.json")}
-    (run / "task.json").write_text(json.dumps(json.loads(texts["task.json"]) | {"labels": ["b", "a"]}))
-    with pytest.raises(UserError, match=rf"task\.json was changed after the run: restore it, or move {run} away"):
-        label(results, table, tmp_path / "out.tsv")
-    content = json.loads(texts["result.json"]) | {"files": {"task.json": file_sha256(run / "task.json")}}
-    write_record(run / "result.json", {name: value for name, value in content.items() if name != "sha256"})
-    with pytest.raises(UserError, match=r"task\.json does not have the labels that .*best\.pt was trained with"):
-        label(results, table, tmp_path / "out.tsv")
-    assert not (tmp_path / "out.tsv").exists()
-    for name, content in texts.items():
-        (run / name).write_text(content)
-    assert label(results, table, tmp_path / "out.tsv") == 1
 
 
 def test_values_of_json_that_are_no_text(results, tmp_path, capsys):

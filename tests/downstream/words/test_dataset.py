@@ -107,9 +107,6 @@ def test_files_that_are_missing_or_foreign_are_refused(directory, tmp_path):
         (tmp_path / "valid.words.jsonl").write_text(f'["a"]\n{line}')
         with pytest.raises(UserError, match=r"words\.jsonl is damaged"):
             Column(tmp_path, "upos", [], False).read_words("valid")
-    (tmp_path / "labels.txt").write_bytes(b"A\n\xff\n")
-    with pytest.raises(UserError, match=r"labels\.txt is not UTF-8"):
-        read_labels(tmp_path)
 
 
 def test_a_manifest_names_no_folder_outside(tmp_path):

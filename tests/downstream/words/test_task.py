@@ -103,7 +103,6 @@ def test_the_head_reads_first_pieces_and_is_restored(data, tmp_path):
     other.load_state_dict(model.state_dict(), strict=True)
     assert torch.equal(other.eval()(**batch["net_input"]).logits["ner_labels"], logits)
     task.begin_epoch(1, model)
-    assert (tmp_path / "labels.txt").read_text().split() == ["B-NAME", "I-NAME", "O"]
     assert (tmp_path / "tokenizer" / "tokenizer.json").is_file()
 
 
