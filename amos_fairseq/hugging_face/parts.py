@@ -140,7 +140,7 @@ def refuse(loaded: LoadedCheckpoint, what: str) -> NoReturn:
 
 def refuse_random(loaded: LoadedCheckpoint, *heads: str) -> None:
     if new := loaded.is_new.intersection(heads):
-        refuse(loaded, f"was imported without {min(new)}, which is random: train the model first")
+        refuse(loaded, f"was imported without {min(new)}, which is random until the model is trained")
 
 
 def encoder_part(model: nn.Module) -> Part:

@@ -7,8 +7,9 @@ from amos_fairseq.errors import UserError
 from amos_fairseq.strangers import LAST_KEYS, field, read_json
 
 _MODULES, _AGAIN = "modules.json", "download the model again"
-_KIND = r"sentence_transformers(?:\.\w+)*\.(\w+)"  # the library imports the class that is named there
-_FOLDER = r"(?:\d+_\w+)?"
+_KIND = r"sentence_transformers(\.\w+)+"  # the library imports the class that is named there
+_ENCODER = r"sentence_transformers(\.\w+)*\.Transformer"
+_FOLDER = r"(\d+_\w+)?"
 
 
 def find_encoder(path: Path) -> tuple[Path, list[str]]:
@@ -17,15 +18,14 @@ def find_encoder(path: Path) -> tuple[Path, list[str]]:
     if modules is None:
         return path, []
     try:
-        kinds = [re.fullmatch(_KIND, field(module, "type", str), re.ASCII) for module in modules]
-        folders = [field(module, "path", str) for module in modules]
-        if not all([*kinds, *(re.fullmatch(_FOLDER, folder, re.ASCII) for folder in folders)]):
-            raise ValueError("a class or a folder is not one of sentence-transformers")
-        first, *others = [kind[1] for kind in kinds]
-        if first != "Transformer":
-            raise ValueError(f"its first module is {first:.80}, and only text encoders are read")
+        kinds, folders = ([field(module, name, str) for module in modules] for name in ("type", "path"))
+        patterns = [_ENCODER, *[_KIND] * len(kinds[1:]), *[_FOLDER] * len(folders)]
+        for text, pattern in zip([*kinds, *folders], patterns, strict=True):
+            if not re.fullmatch(pattern, text, re.ASCII):
+                raise ValueError(f"{text[:80]!a} is not valid")
     except ValueError as error:
-        raise UserError(f"{path / _MODULES}: {error}: {_AGAIN}") from error
+        raise UserError(f"{path / _MODULES} is not that of a text encoder ({error}): give its whole folder") from error
+    others = [kind.rpartition(".")[2] for kind in kinds[1:]]
     for number, kind in enumerate(others, 1):
         if kind == "Pooling":
             others[number - 1] = f"Pooling ({_pooling(path / folders[number] / 'config.json')})"

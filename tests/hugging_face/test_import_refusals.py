@@ -103,7 +103,11 @@ REFUSED: dict[str, tuple[str, Change, str]] = {
     ),
     "images": ("bert", config(model_type="clip", num_hidden_layers="x"), "is of a 'clip' model, whose attention"),
     "no type": ("bert", config(model_type=None), "names no model_type: models of these types are read: mpnet,"),
-    "modules: images": ("bert", modules("CLIPModel"), "is a sentence-transformers model of CLIPModel"),
+    "modules: images": (
+        "bert",
+        modules("CLIPModel"),
+        "is not that of a text encoder ('sentence_transformers.models.CLIPModel'",
+    ),
     "modules: code": ("bert", text("modules.json", '[{"type": "mine.Transformer", "path": ""}]'), "mine.Transformer"),
     "modules: outside": ("bert", modules("Transformer", "Pooling", path="1_a/../.."), "'1_a/../..' is not valid"),
     "modules: no list": ("bert", text("modules.json", "{}"), "modules.json"),

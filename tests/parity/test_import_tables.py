@@ -1,5 +1,8 @@
 """The encoder and the tables of weight names against Hugging Face's own classes, in both directions and every family."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 import transformers
@@ -9,7 +12,7 @@ from torch import nn
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.hugging_face.config import hugging_face_config
-from amos_fairseq.hugging_face.parts import families_of
+from amos_fairseq.hugging_face.parts import family_of
 from amos_fairseq.hugging_face.weights import CUSTOM, FAMILIES, Head, class_name, from_hugging_face, to_hugging_face
 from amos_fairseq.modules.encoder import TransformerConfig
 
@@ -120,13 +123,19 @@ def test_detection_classifier_with_two_rows_is_one_logit():
     torch.testing.assert_close(logit.sigmoid(), expected, rtol=0, atol=1e-6)
 
 
-def test_families_of_an_encoder():
-    assert families_of(Head.NONE, config_of())[0] == "bert"
-    assert families_of(Head.NONE, config_of(), activation="gelu")[0] == "electra"
-    assert families_of(Head.NONE, config_of(embedding_width=8))[0] == "electra"
-    assert families_of(Head.NONE, config_of(position_scheme="t5"))[0] == "mpnet"
-    assert families_of(Head.NONE, config_of(position_scheme="amos", position_buckets=64))[0] == CUSTOM
+def family(activation: str = "tanh", **shape: Any) -> str:
+    """That of a bare encoder."""
+    model = SimpleNamespace(cfg=SimpleNamespace(pooler_activation_fn=activation))
+    part = SimpleNamespace(head=Head.NONE, shape=config_of(**shape))
+    return family_of(SimpleNamespace(file="x.pt", model=model), part)
+
+
+def test_family_of_an_encoder():
+    assert family() == "bert"
+    assert family(activation="gelu") == family(embedding_width=8) == "electra"
+    assert family(position_scheme="t5") == "mpnet"
+    assert family(position_scheme="amos", position_buckets=64) == CUSTOM
     sizes = {"position_buckets": 64, "position_max_distance": 64, "num_token_types": 2, "embedding_width": 8}
     for name, value in sizes.items():
         with pytest.raises(UserError, match="cannot be exported"):
-            families_of(Head.NONE, config_of(position_scheme="t5", **{name: value}))
+            family(position_scheme="t5", **{name: value})

@@ -7,7 +7,7 @@ import pytest
 import torch
 from fairseq.data.indexed_dataset import MMapIndexedDatasetBuilder
 
-from amos_fairseq.downstream.words.dataset import NO_LABEL, Column, TaggedSentences, read_labels, write_labels
+from amos_fairseq.downstream.words.dataset import NO_LABEL, Column, TaggedSentences
 from amos_fairseq.downstream.words.prepare import ARRAYS
 from amos_fairseq.errors import UserError
 
@@ -119,11 +119,3 @@ def test_a_manifest_names_no_folder_outside(tmp_path):
         (tmp_path / "tagging.json").write_text(json.dumps(good | change))
         with pytest.raises(UserError, match=r"tagging\.json was not written by amos prepare"):
             Column.of(tmp_path)
-
-
-def test_labels_are_read_as_they_were_written(tmp_path):
-    """Other ends of lines than a line feed may be inside a label."""
-    labels = ["B-X", "a\u2028b", "c\x85", "\u00a0"]
-    write_labels(tmp_path, labels)
-    assert read_labels(tmp_path) == labels
-    assert read_labels(tmp_path / "absent") == []
