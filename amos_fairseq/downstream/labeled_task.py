@@ -83,7 +83,7 @@ class LabeledTask(CorpusTask):
     def add_head(self, model: FineTunedModel) -> dict[str, HeadOutputs]:
         """Add the heads that depend on the data. Return what the outputs of each that predicts labels mean: it is saved in the
         checkpoints."""
-        raise NotImplementedError(f"{type(self).__name__}.add_head")
+        return {}
 
 
 class LabeledCriterion(FairseqCriterion):
