@@ -17,6 +17,7 @@ from torch.nn.utils.rnn import pad_sequence
 from amos_fairseq.checkpoints.read import CheckpointPath, LoadedCheckpoint, load_checkpoint
 from amos_fairseq.errors import UserError
 from amos_fairseq.functional.positions import mean_state
+from amos_fairseq.models.pretraining import PretrainingModel
 from amos_fairseq.modules.encoder import with_layers
 
 # One text, or a pair: <s> A </s>, <s> A </s> B </s>, or <s> A </s> </s> B </s> if the model was fine-tuned so.
@@ -74,6 +75,7 @@ class Encoder(nn.Module):
             raise UserError(f"layer {layer} is no layer of this encoder: give a number from 0 to {num_layers}")
         self.model, self.loaded = loaded.model, loaded
         self.batch_size, self.layer = batch_size, layer
+        self.is_fine_tuned = not isinstance(loaded.model, PretrainingModel)
 
     def forward(self, texts: str | Iterable[Text], truncate: bool = False, all_layers: bool = False) -> Features:
         """Return the features of all texts, in their order, padded to the longest; texts of similar length share a batch.

@@ -186,11 +186,12 @@ def read_config(path: Path) -> tuple[str, "PretrainedConfig"]:
         raise UserError(
             f"{path} is no configuration of a {family} model ({reason}): take it from the model again"
         ) from error
-    for name, computed in _COMPUTED[family].items():
-        if getattr(config, name, computed) != computed:
-            value = reprlib.repr(getattr(config, name))
-            raise UserError(f"{path}: {name} is {value}, not {computed!r}, which this package does not compute")
-    if family == "modernbert" and (problem := _unsupported_layers(config)):
+    problems = [
+        f"{name} is {reprlib.repr(getattr(config, name))}, not {computed!r}"
+        for name, computed in _COMPUTED[family].items()
+        if getattr(config, name, computed) != computed
+    ]
+    if problem := problems[0] if problems else family == "modernbert" and _unsupported_layers(config):
         raise UserError(f"{path}: {problem}, which this package does not compute")
     return family, config
 

@@ -10,7 +10,7 @@ import reprlib
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -178,7 +178,7 @@ def read_generator(
     """
     generator = read_folder(path)
     if generator.family != "electra" or folder.family != "electra":
-        raise UserError(f"--generator {path}: only two ELECTRA models share their embeddings; leave it out")
+        refuse_generator(path, "only two ELECTRA models share their embeddings")
     if vocabulary is not None and any((path / name).is_file() for name in _VOCABULARY_FILES):
         compare_vocabularies(path, read_folder_tokenizer(path), vocabulary)
     here, there = (encoder_settings("electra", each.config) for each in (folder, generator))
@@ -186,16 +186,12 @@ def read_generator(
     for name in _EQUAL_IN_BOTH + _SCALED_IN_GENERATOR:
         expected = round(here[name] * size) if name in _SCALED_IN_GENERATOR else here[name]
         if there[name] != expected:
-            raise UserError(
-                f"--generator {path}: {name} is {there[name]}, and must be {expected} in {size:.3g} of the discriminator's "
-                "width: give the generator that was trained with it"
-            )
+            refuse_generator(path, f"{name} is {there[name]}, and must be {expected} at {size:.3g} of the width")
     weights, unexpected_keys = from_hugging_face("electra", generator.weights, [Head.MASKED_LM])
     check_sizes(path, there, weights)
     shared = [name for name in discriminator if name.startswith(_SHARED_BY_ELECTRA)]
-    differing = [name for name in shared if not torch.equal(discriminator[name], weights[name])]
-    if differing:
-        raise UserError(f"--generator {path}: {', '.join(differing)} differ from the discriminator's: leave it out")
+    if differing := [name for name in shared if not torch.equal(discriminator[name], weights[name])]:
+        refuse_generator(path, f"{', '.join(differing)} differ")
     return size, {name: tensor for name, tensor in weights.items() if name not in shared}, unexpected_keys
 
 
@@ -205,14 +201,16 @@ def compare_vocabularies(path: Path, theirs: FastTokenizer, ours: FastTokenizer)
         {index: token for token, index in tokenizer.hugging_face_tokenizer().get_vocab(with_added_tokens=True).items()}
         for tokenizer in (theirs, ours)
     )
-    differing = sorted(index for index in here.keys() | there.keys() if here.get(index) != there.get(index))
-    if differing:
+    if differing := sorted(index for index in here.keys() | there.keys() if here.get(index) != there.get(index)):
         first = differing[0]
-        raise UserError(
-            f"--generator {path}: {len(differing):,} tokens of its vocabulary differ from the discriminator's, first the id "
-            f"{first}: {reprlib.repr(there.get(first))} there, {reprlib.repr(here.get(first))} here; give the generator that "
-            "was trained with it"
-        )
+        tokens = f"{reprlib.repr(there.get(first))} there, {reprlib.repr(here.get(first))} here"
+        refuse_generator(path, f"{len(differing):,} tokens differ, first the id {first}: {tokens}")
+
+
+def refuse_generator(path: Path, reason: str) -> NoReturn:
+    raise UserError(
+        f"--generator {path} was not trained with the discriminator ({reason}): give the one that was, or leave it out"
+    )
 
 
 def in_network(weights: Weights, prefix: str) -> Weights:
@@ -237,8 +235,6 @@ def vocabulary_remarks(symbols: list[str], ids: Tensor, num_rows: int) -> list[s
 
 
 def read_folder(path: Path) -> Folder:
-    if not path.is_dir():
-        raise UserError(f"{path} is not a directory: give the folder of a Hugging Face model ({CONFIG_FILE}, weights)")
     family, config = read_config(path / CONFIG_FILE)
     for name in (WEIGHTS_FILE, PICKLED_WEIGHTS_FILE):
         file, index = path / name, path / f"{name}.index.json"
@@ -255,17 +251,16 @@ def _read_shards(index: Path) -> Weights:
     """Return the weights of all files that an index names: ``{"weight_map": {name of a weight: name of a file}}``."""
     file_of = read_json(index, "download it again", **LAST_KEYS).get("weight_map")
     try:
-        shards = sorted({Path(plain_name(file)).name for file in file_of.values()})  # files of this folder alone
+        shards = {Path(plain_name(file)).name for file in file_of.values()}  # files of this folder alone
     except (ValueError, AttributeError) as error:
         raise UserError(f"{index} is not an index of weights: download it again") from error
     weights: Weights = {}
-    for shard in shards:
-        if not os.path.isfile(index.parent / shard):  # False also for a name that no file can have
-            raise UserError(f"{index.parent / shard} is missing, which {index.name} names: give the whole folder")
-        weights |= _read_weights(index.parent / shard)
-    absent = sorted(file_of.keys() - weights.keys())
-    if absent:
-        raise UserError(f"{index}: the weight {absent[0]} is in none of its files: download them again")
+    for shard in sorted(shards):
+        if os.path.isfile(index.parent / shard):  # False also for a name that no file can have
+            weights |= _read_weights(index.parent / shard)
+    if absent := sorted(file_of.keys() - weights.keys()):
+        name = absent[0]
+        raise UserError(f"{index}: the weight {name} is not in the file {file_of[name]}: give the whole folder")
     return weights
 
 
@@ -282,45 +277,48 @@ def _read_weights(file: Path) -> Weights:
     else:
         with explain_load_errors(str(file)):
             weights = torch.load(file, map_location="cpu", weights_only=True)
+    if fault := _fault_of(weights, file.stat().st_size):
+        raise UserError(f"{file} is not the state of a model ({fault}): save the model again, as float32 safetensors")
+    return {key: tensor.float() if tensor.is_floating_point() else tensor for key, tensor in weights.items()}
+
+
+def _fault_of(weights: Any, size: int) -> str:
+    """Return why the content of a file of ``size`` bytes is not the weights of a model; empty if it is."""
     if not isinstance(weights, dict) or not all(isinstance(tensor, Tensor) for tensor in weights.values()):
-        raise UserError(f"{file} is not the state of a model: names and tensors are expected")
+        return "names and tensors are expected"
     for key, tensor in weights.items():
         try:
             plain_name(key)
         except ValueError as error:
-            raise UserError(f"{file} is not the state of a model: the name of a weight: {error}") from error
+            return f"the name of a weight: {error}"
         if tensor.layout != torch.strided or tensor.is_meta or tensor.is_quantized or tensor.is_complex():
-            format_ = f"{tensor.dtype}, {tensor.layout}, {tensor.device}".replace("torch.", "")
-            raise UserError(f"{file}: the weight {key} has no plain numbers ({format_}): save the model as float32")
+            return f"the weight {key} has no plain numbers but {tensor.dtype}, {tensor.layout}, {tensor.device}"
     # A view can repeat a single value any number of times.
-    if sum(tensor.nbytes for tensor in weights.values()) > MOST_SHARED * file.stat().st_size:
-        raise UserError(f"{file} has tensors of more values than it stores: save the model again, as safetensors")
-    return {key: tensor.float() if tensor.is_floating_point() else tensor for key, tensor in weights.items()}
+    is_larger = sum(tensor.nbytes for tensor in weights.values()) > MOST_SHARED * size
+    return "it has tensors of more values than it stores" if is_larger else ""
 
 
 def read_folder_tokenizer(path: Path) -> FastTokenizer:
     """Return the tokenizer of the folder; ``transformers`` converts one without ``tokenizer.json``."""
     if os.path.lexists(path / FastTokenizer.model_file):
         return FastTokenizer.from_files(path, {})
-    if not any((path / name).is_file() for name in _SLOW_TOKENIZER_FILES):
-        raise UserError(f"{path} holds no tokenizer.json, and no vocabulary to build it from: give --tokenizer DIR")
+    # Opening a pipe would wait for its writer.
+    are_files = path.is_dir() and all(file.is_dir() or os.path.isfile(file) for file in path.iterdir())
+    if not are_files or not any((path / name).is_file() for name in _SLOW_TOKENIZER_FILES):
+        problem = "no tokenizer.json, and no vocabulary to build it from" if are_files else "a pipe, or a broken link"
+        raise UserError(f"{path} holds {problem}: give --tokenizer DIR with tokenizer.json")
     if os.path.lexists(path / CONFIG_FILE):  # AutoTokenizer reads it too
         check_values(path / CONFIG_FILE, read_json(path / CONFIG_FILE, WHOLE_FOLDER, **LAST_KEYS))
-    for file in path.iterdir():
-        if not (file.is_dir() or os.path.isfile(file)):  # such as a pipe, which has no end
-            raise UserError(f"{file} is a pipe, a device or a broken link: remove it, or give --tokenizer DIR")
     from transformers import AutoTokenizer
 
     with tempfile.TemporaryDirectory() as converted:
         try:
-            slow = AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False, use_fast=True)
-            is_fast = getattr(slow, "is_fast", False)  # RagTokenizer contains two tokenizers and is none
-            if is_fast:
-                slow.save_pretrained(converted)
-        except Exception as error:  # each of its classes reads files in its own way, and raises what its code meets
-            raise UserError(f"{path}: its tokenizer cannot be read ({short_reason(error)})") from error
-        if not is_fast:
-            raise UserError(
-                f"{path}: its {type(slow).__name__} cannot be converted: give --tokenizer DIR with tokenizer.json"
+            tokenizer = AutoTokenizer.from_pretrained(
+                path, local_files_only=True, trust_remote_code=False, use_fast=True
             )
+            tokenizer.backend_tokenizer.to_str()  # of a class that cannot be converted, this attribute is missing
+            tokenizer.save_pretrained(converted)
+        except Exception as error:  # each of its classes reads files in its own way, and raises what its code meets
+            problem = f"its tokenizer cannot be read ({short_reason(error)})"
+            raise UserError(f"{path}: {problem}: give --tokenizer DIR with tokenizer.json") from error
         return FastTokenizer.from_files(Path(converted), {})

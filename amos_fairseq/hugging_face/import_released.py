@@ -107,12 +107,11 @@ def import_release(
     theirs = state["model"]
     release_tokenizer = MicrosoftAmosTokenizer.from_release(tokenizer)
     num_tokens = len(embedding_symbols(release_tokenizer.dictionary_symbols))
-    if len(theirs[EMBEDDING]) != num_tokens:
-        sizes = f"{len(theirs[EMBEDDING])} rows of vocabulary, {tokenizer} {num_tokens} tokens"
-        raise UserError(f"{path} has {sizes}: give the sp.model and dict.txt that were released with it")
-    for name in _TIED:
-        if name in theirs and not torch.equal(theirs[name], theirs[EMBEDDING]):
-            raise UserError(f"{path}: {name} differs from {EMBEDDING}, but our model has a single table for both")
+    untied = [name for name in _TIED if name in theirs and not torch.equal(theirs[name], theirs[EMBEDDING])]
+    if untied or len(theirs[EMBEDDING]) != num_tokens:
+        sizes = f"it has {len(theirs[EMBEDDING])} rows of vocabulary, {tokenizer} {num_tokens} tokens"
+        fault = f"{untied[0]} differs from {EMBEDDING}" if untied else sizes
+        raise UserError(f"{path}: {fault}: give the checkpoint, sp.model and dict.txt of the release")
     num_layers, num_generator_layers = (
         count_layers(theirs, f"{side}.sentence_encoder.layers.") for side in ("encoder", "auxiliary")
     )

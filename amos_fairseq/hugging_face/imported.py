@@ -93,15 +93,16 @@ def fill(model: BaseFairseqModel, weights: Weights, ids: Tensor) -> list[str]:
         compared = slice(1 if has_rows_of_vocabulary else 0, None)  # the number of rows may differ
         if name not in state or state[name].shape[compared] != theirs.shape[compared]:
             expected = list(state[name].shape) if name in state else "nothing"
-            raise UserError(f"{name} of these weights is {list(theirs.shape)}, in their configuration {expected}")
+            fault = f"{name} is {list(theirs.shape)}, in the configuration {expected}"
+        elif has_rows_of_vocabulary and int(ids.max()) >= len(theirs):
+            fault = f"{len(theirs)} rows of vocabulary, and the tokenizer has the id {int(ids.max())}"
+        else:
+            fault = ""
+        if fault:
+            raise UserError(f"these weights do not belong to their configuration or tokenizer: {fault}")
         if not has_rows_of_vocabulary:
             state[name].copy_(theirs)
             continue
-        if int(ids.max()) >= len(theirs):
-            raise UserError(
-                f"the tokenizer has the id {int(ids.max())}, the model only {len(theirs)} rows of vocabulary: give its own "
-                "tokenizer, or resize the model"
-            )
         if theirs.dim() == 1:
             state[name].fill_(NEVER_PREDICTED)
         state[name][known] = theirs[ids[known]].to(state[name].dtype)

@@ -148,7 +148,7 @@ def test_a_run_is_read_without_the_file_of_its_generator(objective: str, tmp_pat
     moved = file.rename(tmp_path / "moved.pt")
     assert amos_fairseq.load(run)("the quick dog").states.equal(features)
     export(run, tmp_path / "exported")
-    with pytest.raises(UserError, match=r"was not trained with it: export .*checkpoint_last.pt"):
+    with pytest.raises(UserError, match=r"was not trained together with its generator, which is .*checkpoint_last.pt"):
         export(run, tmp_path / "other", choice=Choice(part="generator"))
     settings = model_settings(run, state["cfg"]["model"])
     task = SimpleNamespace(source_dictionary=dictionary_of(small_tokenizer()))

@@ -218,10 +218,10 @@ def test_weights_in_several_files(folders, tmp_path, capsys):
     more = {"weight_map": content["weight_map"] | {"another.weight": shards[0].name}}
     shards[1].unlink()
     for text_of_index, named in (
-        (json.dumps(more).replace(shards[1].name, shards[0].name), "is in none of its files"),
+        (json.dumps(more).replace(shards[1].name, shards[0].name), "the weight another.weight is not in the file"),
         ('{"weight_map": {"a": 5}}', "is not an index of weights"),
         (DEEP, f"{index} "),
-        (json.dumps(content), f"{shards[1].name} is missing, which model.safetensors.index.json names"),
+        (json.dumps(content), f"is not in the file {shards[1].name}: give the whole folder"),
     ):
         index.write_text(text_of_index)
         assert named in error_line(capsys, main, "import", pieces, tmp_path / "refused" / "model.pt")
