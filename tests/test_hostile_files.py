@@ -16,7 +16,6 @@ from amos_fairseq.downstream.texts.command import read_glue_data
 from amos_fairseq.errors import UserError
 from amos_fairseq.experiments.records import read_result, read_summary, write_record
 from amos_fairseq.inputs.question_files import read_squad
-from amos_fairseq.probing.results import read_probe_results, results_table
 from amos_fairseq.report.results import benchmark_table
 from amos_fairseq.strangers import read_json, read_json_lines
 from amos_fairseq.text import prepare as prepare_text
@@ -88,10 +87,6 @@ BASELINES = {"num_scored": 9, "scores": {"mean": {"f1": 5.0}}, "data_sha256": "x
 SUMMARY |= {"baselines": {"RTE": BASELINES}}
 SUMMARY |= {"tasks": {"RTE": {"settings": ""}}, "checkpoint": {"file": "x", "num_updates": 1}}
 
-PROBE = {"task": "pos", "part": "generator", "layer": 1, "baseline": None, "seed": 1}
-PROBE |= {"metric": "micro_f1", "score": 1, "targets": 9}
-PROBES = {"settings": {"scored_on": {}}, "checkpoint": {"num_updates": 3}, "results": [PROBE]}
-
 READERS: dict[str, tuple[str, Any, Callable[[Path], Any]]] = {
     "SQuAD": ("dev.json", SQUAD, read_squad),
     "prepared questions": ("train.examples.jsonl", EXAMPLE, lambda path: read_json_lines(path, "", Example.from_json)),
@@ -102,11 +97,6 @@ READERS: dict[str, tuple[str, Any, Callable[[Path], Any]]] = {
     "task.json of amos glue": ("RTE/task.json", PREPARED_GLUE, notes_of_glue),
     "probing.json": ("probing.json", SOURCES, lambda path: is_finished(path.parent, SOURCES, "probing", path.name)),
     "result.json": ("result.json", RESULT, of_record(lambda path: read_result(path.parent))),
-    "results.json": (
-        "results.json",
-        PROBES,
-        of_record(lambda path: results_table(read_probe_results(path.parent).results, "", [])),
-    ),
     "glue.json": ("glue.json", SUMMARY, of_record(lambda path: benchmark_table([read_summary(path, "repeat it")]))),
 }
 

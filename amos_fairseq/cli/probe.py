@@ -13,7 +13,7 @@ LARGEST = {"seeds": 1_000_000, "lr": 1000, "batch_size": 1_000_000_000, "updates
 DESCRIPTION = """\
 Edge probing (Tenney et al., 2019; AMOS section 5.2): a classifier predicts labels of spans, such as part-of-speech tags and
 dependencies, from the frozen states of one layer. A table compares the layers, as the table under AMOS "Figure 4". The features
-of a layer are computed once; the text is not masked. Results are added to OUT, and the same command continues there.
+of a layer are computed once; the text is not masked.
 """
 
 
@@ -25,12 +25,9 @@ def add_parser(subparsers: Any) -> None:
     add("--checkpoint", metavar="CKPT", required=True, help="checkpoint, or SAVE_DIR of a run (its last checkpoint)")
     text = "tokenizer directory of the run (default: the directory tokenizer beside the checkpoint)"
     add("--tokenizer", metavar="DIR", help=text)
-    text = "directory of a treebank (CoNLL-U: ...-train.conllu, -dev, -test), of CoNLL-2000 (train.txt, test.txt), of "
-    text += "SemEval-2010 task 8 (TRAIN_FILE.TXT, TEST_FILE_FULL.TXT), or with several of them; or with "
-    text += "TASK/{train,valid,test}.jsonl, as amos prepare probing writes"
+    text = "directory that amos prepare probing wrote, or with other TASK/{train,valid,test}.jsonl"
     add("--data", metavar="DIR", type=Path, required=True, help=text)
-    text = "directory for the results; the same command continues there"
-    add("--out", metavar="OUT", type=Path, required=True, help=text)
+    add("--out", metavar="OUT", type=Path, required=True, help="directory for the results, which must not exist")
     text = "generator, discriminator, encoder, or generator_DEPTH of separate generators (default: all)"
     add("--part", metavar="PART", nargs="+", help=text)
     text = "layers of each part, such as 4,6,8; 0 is the input of the first, mix a learned mixture of all "
@@ -54,11 +51,15 @@ def run(arguments: argparse.Namespace) -> None:
         if value is not None and not 0 < value <= largest:
             flag = f"--{name.replace('_', '-')}"
             raise UserError(f"{flag} {value} is out of range: give a finite number above 0, at most {largest:,}")
+    if arguments.out.exists():
+        raise UserError(f"--out {arguments.out} exists: give another directory")
     say(f"reading {arguments.checkpoint} and {arguments.data}", "probe")  # the imports take seconds
     from amos_fairseq.probing.tasks import read_tasks
 
     with ending_in_one_line("it starts again", "probe"):
         tasks = read_tasks(arguments.data, arguments.tasks)
+        for task in tasks:
+            say(task.describe(), "probe")
     import_fairseq(arguments.checkpoint, inputs=[arguments.tokenizer])
     import torch
 
@@ -69,7 +70,7 @@ def run(arguments: argparse.Namespace) -> None:
 
     device = arguments.device or ("cuda" if torch.cuda.is_available() else "cpu")
     check_device(device)
-    with ending_in_one_line("finished probes are not repeated", "probe"):
+    with ending_in_one_line("it starts again", "probe"):
         loaded = load_checkpoint(arguments.checkpoint, arguments.tokenizer)
         loaded.model.to(device)
         lr = arguments.lr or LEARNING_RATES[arguments.classifier]

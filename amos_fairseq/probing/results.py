@@ -1,17 +1,17 @@
 """Results of ``amos probe``: ``OUT/results.json``, and the table and the picture made of it."""
 
+import dataclasses
 import statistics
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import matplotlib
 from matplotlib.figure import Figure
 
-from amos_fairseq import strangers
 from amos_fairseq.errors import UserError
-from amos_fairseq.experiments.records import read_record, write_record
+from amos_fairseq.files import csv_text, distinct_names, json_text, write_text
 from amos_fairseq.output.pictures import (
     GREY,
     RC_PARAMS,
@@ -23,11 +23,11 @@ from amos_fairseq.output.pictures import (
     save,
 )
 from amos_fairseq.output.tables import Table, format_score
-from amos_fairseq.probing.probe import MICRO_F1, SEMEVAL_MACRO_F1
+from amos_fairseq.probing.probe import MICRO_F1, SEMEVAL_MACRO_F1, THRESHOLD
 from amos_fairseq.probing.tasks import sorted_tasks
-from amos_fairseq.strangers import finite_number, plain_name
+from amos_fairseq.strangers import read_json
 
-RESULTS_FILE = "results.json"
+RESULTS_FILE, FORMAT = "results.json", 1
 METRIC_NAMES = {MICRO_F1: "micro-F1", SEMEVAL_MACRO_F1: "macro-F1 of SemEval"}
 COLUMNS = 8  # of a table
 MAJORITY = "majority"  # the baseline that always answers the most frequent label, which is also its "part" and "layer"
@@ -44,52 +44,55 @@ class ProbeResult:
     baseline: str | None  # one of BASELINE_NAMES
     seed: int  # of the probe; 0 for the most frequent label, which has none
     metric: str
-    score: int | float  # from 0 to 1
+    score: float  # from 0 to 1
     targets: int  # number of targets that the score counts
-
-    def __post_init__(self) -> None:
-        for each in fields(self):
-            if not isinstance(value := getattr(self, each.name), each.type):
-                raise TypeError(f"{each.name} {value!r:.60}")
-        if self.metric not in METRIC_NAMES or self.baseline not in (None, *BASELINE_NAMES):
-            raise ValueError(f"metric {self.metric!r:.60}, baseline {self.baseline!r:.60}")
-        finite_number(self.score, 0, 1)
-        for name in (self.task, self.part, str(self.layer)):
-            plain_name(name, 200)
 
     @property
     def column(self) -> tuple[str, int | str, str | None]:
         return self.part, self.layer, self.baseline
 
 
-@dataclass
+@dataclass(frozen=True)
 class ProbeResults:
     """The content of ``results.json``: what was probed how, and every score."""
 
     checkpoint: dict[str, Any]  # file, sha256, model, num_updates
-    # Of the probes; and by task data_sha256 of its files, scored_on, and not_read, a note on targets beyond the model's length.
-    settings: dict[str, Any]
-    results: list[ProbeResult] = field(default_factory=list)
+    settings: dict[str, Any]  # of the probes; and data_sha256, of the files by task and split
+    notes: list[str]  # what a reader of the scores must know besides the settings
+    results: list[ProbeResult]
+    format: int = FORMAT
 
-    def write(self, out: Path) -> None:
-        write_record(out / RESULTS_FILE, asdict(self))
+    def write(self, folder: Path) -> Table:
+        """Write all files of OUT, and return the table."""
+        write_text(folder / RESULTS_FILE, json_text(asdict(self)))
+        ordered = in_order(self.results)
+        header = [each.name for each in dataclasses.fields(ProbeResult)]
+        write_text(folder / "results.csv", csv_text([header, *(asdict(result).values() for result in ordered)]))
+        notes = [
+            "tasks in the order of their semantic depth (AMOS Figure 4); 100 times the mean over the seeds, ± standard "
+            "deviation (divided by n - 1)",
+            f"{self.settings['classifier']} classifier on the frozen states of one layer, sigmoid for each label, "
+            f"threshold {THRESHOLD}; weights chosen on the validation split",
+            *self.notes,
+        ]
+        (run,) = distinct_names([Path(self.checkpoint["file"]).resolve().parent])
+        updates = f"{self.checkpoint['num_updates']:,} updates"
+        title = f"Edge probing of {run} ({self.checkpoint['model']}) after {updates}"
+        table = results_table(ordered, title, notes)
+        write_text(folder / "table.md", table.as_markdown())
+        plot_probing(ordered, folder)
+        return table
 
 
 def read_probe_results(folder: str | Path) -> ProbeResults:
     """Return the content of ``results.json`` in a folder that ``amos probe`` wrote."""
-    file, advice = Path(folder) / RESULTS_FILE, "repeat amos probe with another --out"
-    content = read_record(file, advice, optional=True)
-    if content is None:
-        raise UserError(f"{file} is missing: give the directory that amos probe wrote with --out")
+    file = Path(folder) / RESULTS_FILE
+    content = read_json(file, "give the directory that amos probe wrote with --out")
     try:
-        content["results"] = [ProbeResult(**result) for result in strangers.field(content, "results", list)]
-        strangers.field(content["checkpoint"], "num_updates", int)
-        for name in ("data_sha256", "scored_on", "not_read"):
-            content["settings"].setdefault(name, {})
-            strangers.field(content["settings"], name, dict)
-        return ProbeResults(**content)
-    except (TypeError, ValueError, KeyError, AttributeError) as error:
-        raise UserError(f"{file} is damaged ({error}): {advice}") from error
+        results = [ProbeResult(**result) for result in content.pop("results")]
+        return ProbeResults(**content, results=results)
+    except (TypeError, KeyError) as error:
+        raise UserError(f"{file} is not readable as results of amos probe: write it again with amos probe") from error
 
 
 def in_order(results: Sequence[ProbeResult]) -> list[ProbeResult]:
@@ -149,25 +152,6 @@ def results_table(results: Sequence[ProbeResult], title: str, notes: list[str]) 
         table = [list(row) for row in zip(*table, strict=True)]
         table[0][0] = "layer"
     return Table(title, table[0], table[1:], notes)
-
-
-def table_notes(content: ProbeResults) -> list[str]:
-    """Return what a reader of the scores must know besides the settings of the probes."""
-    results, settings = content.results, content.settings
-    notes = [str(note) for note in settings["not_read"].values()]
-    if on_valid := [task for task, split in settings["scored_on"].items() if split == "valid"]:
-        notes.append(
-            f"{', '.join(on_valid)}: no test split; scored on the validation split, like the choice of weights"
-        )
-    if any(one.baseline == "random" for one in results):
-        notes.append(
-            f"random weights: the same architecture, newly initialized with seed {settings.get('random_weights_seed')}"
-        )
-    if any(one.baseline == "pieces" for one in results):
-        notes.append("pieces alone: the trained token embeddings, without positions and layers")
-    if any(one.baseline == MAJORITY for one in results):
-        notes.append("most frequent label: the one of the training split as the answer for every target")
-    return notes
 
 
 def _cell(scores: list[float]) -> str:

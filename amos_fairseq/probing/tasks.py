@@ -8,12 +8,11 @@ model reads: the same words with other spaces between them. Other keys are ignor
 """
 
 import argparse
-import hashlib
 import json
 import re
 import shlex
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -21,7 +20,6 @@ from typing import Any, NamedTuple
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import file_sha256, json_text, whole_folder
-from amos_fairseq.inputs.file_kinds import kind_and_compression
 from amos_fairseq.inputs.input_files import read_lines
 from amos_fairseq.inputs.schemes import notation_of, spans_of
 from amos_fairseq.inputs.sentences import Sentence, join_words, spaces_in
@@ -34,7 +32,6 @@ SPLITS = ("train", "valid", "test")
 # Tasks in the order of the semantic depth that AMOS "Figure 4" takes from Tenney et al. (2019a); others follow by name.
 ORDER = ("pos", "constituents", "chunks", "dependencies", "entities", "srl", "coreference", "spr2", "relations")
 
-LONGEST_TEXT = 1_000_000  # characters; a model reads the first few thousand
 # A probe has weights for each label, and a prediction for each label of each target.
 MOST_LABELS, MOST_PREDICTIONS = 10_000, 2**30
 
@@ -43,6 +40,7 @@ MANIFEST = "probing.json"
 HELD_OUT = 10  # where there is no validation file, every tenth sentence of the training file is held out
 
 _TAGS = re.compile(r"(</?e[12]>)")
+_SEMEVAL_SENTENCE = re.compile(r'\d+\t"?(.*?)"?')
 _SEMEVAL_LABEL = re.compile(r"Other|[\w-]+\((e1,e2|e2,e1)\)")
 
 Record = dict[str, Any]
@@ -66,28 +64,32 @@ class AnnotatedText(NamedTuple):
 
 @dataclass(frozen=True)
 class ProbingTask:
-    """The texts of one task, and the sha256 of the JSON lines of each split: train, valid and, if there is one, test."""
+    """The texts of one task by split: train, valid and, if there is one, test; the sha256 of the file of each."""
 
     name: str
     splits: dict[str, list[AnnotatedText]]
     sha256: dict[str, str]
 
     def __post_init__(self) -> None:
-        for split in self.splits:
-            if not self.labels_of(split):
-                raise UserError(f"{self.name}: the {split} split has no target: give a longer file")
+        if reason := self._why_unusable():
+            raise UserError(f"{self.name}: {reason}")
+
+    def _why_unusable(self) -> str | None:
+        if empty := next((split for split in self.splits if not self.labels_of(split)), None):
+            return f"the {empty} split has no target: give a longer file"
         examples = (example for of_split in self.splits.values() for example in of_split)
         if len({len(target.spans) for example in examples for target in example.targets}) != 1:
-            raise UserError(f"{self.name}: some targets have a span2 and others have none: make two tasks of them")
+            return "some targets have a span2 and others have none: make two tasks of them"
         if len(set(self.labels_of("train"))) == 1:
             only = f"only the label {self.labels[0]:.60}" if self.labels else "no label"
-            raise UserError(f"{self.name}: the training targets have {only}: there is nothing to learn")
+            return f"the training targets have {only}: there is nothing to learn"
         num_targets = max(len(self.labels_of(split)) for split in self.splits)
         if len(self.labels) > MOST_LABELS or len(self.labels) * num_targets > MOST_PREDICTIONS:
-            raise UserError(
-                f"{self.name}: {len(self.labels):,} labels for {num_targets:,} targets are too many (at most {MOST_LABELS:,} "
-                f"labels, and {MOST_PREDICTIONS:,} for all targets together): leave out rare labels, or targets"
+            limits = f"at most {MOST_LABELS:,} labels, and {MOST_PREDICTIONS:,} for all targets together"
+            return (
+                f"{len(self.labels):,} labels for {num_targets:,} targets are too many ({limits}): leave out rare ones"
             )
+        return None
 
     @cached_property
     def labels(self) -> list[str]:
@@ -101,15 +103,25 @@ class ProbingTask:
     def labels_of(self, split: str) -> list[tuple[str, ...]]:
         return [target.labels for example in self.splits[split] for target in example.targets]
 
+    def describe(self) -> str:
+        """Return the numbers of labels and targets, and the first target as a probe sees it."""
+        counts = ", ".join(f"{split} {len(self.labels_of(split)):,}" for split in self.splits)
+        words, target = next((text.words, text.targets[0]) for text in self.splits["train"] if text.targets)
+        spans = " and ".join(f"{' '.join(words[start:end])!r:.60}" for start, end in target.spans)
+        first = f"{spans} -> {', '.join(target.labels) or 'no label'}"
+        return f"{self.name}: {len(self.labels)} labels; targets: {counts}; the first: {first}"
 
-def choose_tasks(data: Path, present: Collection[str], chosen: str | None) -> list[str]:
-    """Return the tasks in the list ``chosen`` ("pos,relations"; None: all), in the order of :data:`ORDER`."""
-    if unprintable := [name for name in present if not name.isprintable()]:
-        raise UserError(f"{data}: the folder {unprintable[0]!r} has a name that cannot be printed: rename it")
-    names = set(present) if chosen is None else {name.strip() for name in chosen.split(",")}
-    if missing := names - set(present):
-        raise UserError(f"{data} has no task {min(missing)!r}: give one of {', '.join(sorted(present))}")
-    return sorted_tasks(names)
+
+def read_tasks(data: Path, chosen: str | None) -> list[ProbingTask]:
+    """Return the tasks ("pos,relations"; None: all) of a folder with TASK/train.jsonl, in the order of :data:`ORDER`."""
+    # Tables print the names of tasks.
+    folders = {path.parent.name: path.parent for path in data.glob("*/train.jsonl") if path.parent.name.isprintable()}
+    names = set(folders) if chosen is None else {name.strip() for name in chosen.split(",")}
+    if not folders or not names <= folders.keys():
+        wanted = f"no task {min(names - folders.keys())!r}" if names else "no folder TASK/train.jsonl"
+        present = ", ".join(sorted(map(repr, folders))) or "none; amos prepare probing writes them"
+        raise UserError(f"{data} has {wanted}; the tasks there: {present}")
+    return [read_task(folders[name]) for name in sorted_tasks(names)]
 
 
 def sorted_tasks(names: Iterable[str]) -> list[str]:
@@ -120,10 +132,7 @@ def sorted_tasks(names: Iterable[str]) -> list[str]:
 def read_task(folder: Path) -> ProbingTask:
     """Read ``{train,valid,test}.jsonl`` in a folder with the name of the task; ``test`` may be missing."""
     paths = {split: folder / f"{split}.jsonl" for split in SPLITS}
-    for split, reason in (("train", "a probe learns from it"), ("valid", "the weights of a probe are chosen on it")):
-        if not paths[split].is_file():
-            raise UserError(f"{paths[split]} is missing, or no file: {reason}")
-    paths = {split: path for split, path in paths.items() if path.is_file()}
+    paths = {split: path for split, path in paths.items() if split != "test" or path.is_file()}
     splits = {split: read_examples(path) for split, path in paths.items()}
     return ProbingTask(folder.name, splits, {split: file_sha256(path) for split, path in paths.items()})
 
@@ -139,11 +148,8 @@ def read_examples(path: Path) -> list[AnnotatedText]:
     return examples
 
 
-def parse_example(content: dict[str, Any]) -> AnnotatedText:
-    text = text_in(content.get("text"))
-    if len(text) > LONGEST_TEXT:
-        raise ValueError(f"the text has {len(text):,} characters, at most {LONGEST_TEXT:,} are read: divide it")
-    words, spaces = text.split(), None
+def parse_example(content: Record) -> AnnotatedText:
+    words, spaces = text_in(content.get("text")).split(), None
     if "raw_text" in content and (spaces := spaces_in(text_in(content["raw_text"]), words)) is None:
         raise ValueError(
             f"raw_text is not the words of text with other spaces between them: {content['raw_text']!r:.60}"
@@ -152,24 +158,26 @@ def parse_example(content: dict[str, Any]) -> AnnotatedText:
 
 
 def _target(content: Any, num_words: int) -> Target:
-    if not isinstance(content, dict) or "span1" not in content or "label" not in content:
-        raise ValueError(f'a target needs "span1" and "label", got {content!r:.60}')
-    spans = [content["span1"], *([content["span2"]] if content.get("span2") is not None else [])]
-    for span in spans:
-        is_pair = isinstance(span, list) and len(span) == 2 and all(type(end) is int for end in span)
-        if not (is_pair and 0 <= span[0] < span[1] <= num_words):
-            raise ValueError(
-                f"the span {span!r:.60} is empty or not within the {num_words} words of the text (the end is exclusive)"
-            )
-    labels = [content["label"]] if isinstance(content["label"], str) else content["label"]
-    if not (isinstance(labels, list) and all(isinstance(label, str) and label for label in labels)):
-        raise ValueError(f"the label is a string or a list of strings, got {content['label']!r:.60}")
+    labels = content.get("label") if isinstance(content, dict) else None
+    labels = [labels] if isinstance(labels, str) else labels
+    spans = (
+        [content[name] for name in ("span1", "span2") if content.get(name) is not None] if labels is not None else []
+    )
+    is_target = spans and isinstance(labels, list) and all(_is_span(span, num_words) for span in spans)
+    if not is_target or "span1" not in content:
+        form = f'{{"span1": [start, end], "label": text or list of texts}}, the end exclusive, within {num_words} words'
+        raise ValueError(f"a target is {form}, also span2: got {content!r:.100}")
     return Target(tuple((span[0], span[1]) for span in spans), tuple(dict.fromkeys(map(plain_name, labels))))
+
+
+def _is_span(span: Any, num_words: int) -> bool:
+    is_pair = isinstance(span, list) and len(span) == 2 and all(type(end) is int for end in span)
+    return is_pair and 0 <= span[0] < span[1] <= num_words
 
 
 def target_record(span1: tuple[int, int], label: str, span2: tuple[int, int] | None = None) -> Record:
     spans = {"span1": list(span1)} | ({} if span2 is None else {"span2": list(span2)})
-    return spans | {"label": label}
+    return spans | {"label": plain_name(label)}
 
 
 def convert_relations(path: Path) -> dict[str, list[Record]]:
@@ -182,20 +190,17 @@ def convert_relations(path: Path) -> dict[str, list[Record]]:
     for number, line in lines:
         if not line or line.startswith("Comment"):
             continue
-        _, tab, quoted = line.partition("\t")
-        text = quoted.removeprefix('"').removesuffix('"')
+        sentence, label = _SEMEVAL_SENTENCE.fullmatch(line), next(lines, (0, ""))[1]
+        text = sentence[1] if sentence else ""
         words, spans = tagged_words(text)
-        has_each_tag_once = sorted(_TAGS.findall(quoted)) == ["</e1>", "</e2>", "<e1>", "<e2>"]
-        if not (tab and has_each_tag_once and all(start < end for start, end in spans.values())):
-            raise UserError(
-                f"{path}, line {number}: expected a number, a tab, and a sentence with one <e1> and one <e2>"
+        has_each_tag_once = sorted(_TAGS.findall(text)) == ["</e1>", "</e2>", "<e1>", "<e2>"]
+        is_tagged = has_each_tag_once and all(start < end for start, end in spans.values())
+        if not (is_tagged and _SEMEVAL_LABEL.fullmatch(label)):
+            form = (
+                "a number, a tab and a sentence with one <e1>...</e1> and one <e2>...</e2>, then a line with the label"
             )
-        label = next(lines, (0, ""))[1]
-        if not _SEMEVAL_LABEL.fullmatch(label):
-            raise UserError(f"{path}, line {number + 1}: expected Cause-Effect(e1,e2) or such, got {label!r:.60}")
+            raise UserError(f"{path}, line {number}: expected {form}, Cause-Effect(e1,e2) or Other; got {label!r:.60}")
         records.append(_record(words, _TAGS.sub("", text), [target_record(spans["e1"], label, spans["e2"])]))
-    if not records:
-        raise UserError(f"{path} has no sentence: give a file of SemEval-2010 task 8")
     return {"relations": records}
 
 
@@ -226,34 +231,6 @@ def sentence_record(sentence: Sentence, targets: list[Record]) -> Record:
 def _record(words: list[str], raw: str, targets: list[Record]) -> Record:
     text, raw = " ".join(words), " ".join(raw.split())
     return {"text": text, **({"raw_text": raw} if raw != text else {}), "targets": targets}
-
-
-class CorpusFormat(NamedTuple):
-    flag: str
-    tasks: tuple[str, ...]
-    convert: Callable[[Path], dict[str, list[Record]]]  # reads a file and returns its records by task
-    # Patterns of the names of train, valid and test where a folder is searched, in lower case and without .xz.
-    names: tuple[str, str, str]
-
-
-class Corpus(NamedTuple):
-    """The files of one corpus by split; ``valid`` may be missing."""
-
-    paths: dict[str, Path]
-    format: CorpusFormat
-
-    def tasks(self) -> dict[str, Splits]:
-        """Return the splits of every task; ``valid`` is held out of ``train`` where there is no file."""
-        tasks: dict[str, Splits] = {}
-        for split, path in self.paths.items():
-            for task, records in self.format.convert(path).items():
-                tasks.setdefault(task, {})[split] = records
-        for task, splits in tasks.items():
-            if "valid" not in splits:
-                train = splits["train"]
-                kept = [record for i, record in enumerate(train) if i % HELD_OUT != HELD_OUT - 1]
-                tasks[task] = {"train": kept, "valid": train[HELD_OUT - 1 :: HELD_OUT], "test": splits["test"]}
-        return tasks
 
 
 def convert_treebank(path: Path) -> dict[str, list[Record]]:
@@ -291,104 +268,67 @@ def convert_chunks(path: Path) -> dict[str, list[Record]]:
     return {"chunks": records}
 
 
-_TREEBANK_FILES = (r"(.*[-_.])?train\.conllu", r"(.*[-_.])?dev\.conllu", r"(.*[-_.])?test\.conllu")
-_CHUNK_FILES = (r"train\.txt", r"dev\.txt", r"test\.txt")
-_RELATION_FILES = (r"train_file\.txt", r"dev_file\.txt", r"test_file_full\.txt")
-FORMATS = (
-    CorpusFormat("treebank", ("pos", "dependencies"), convert_treebank, _TREEBANK_FILES),
-    CorpusFormat("chunks", ("chunks",), convert_chunks, _CHUNK_FILES),
-    CorpusFormat("relations", ("relations",), convert_relations, _RELATION_FILES),
-)
+# By the flag of ``amos prepare probing``: reads a file and returns its records by task.
+CONVERTERS: dict[str, Callable[[Path], dict[str, list[Record]]]] = {
+    "treebank": convert_treebank,
+    "chunks": convert_chunks,
+    "relations": convert_relations,
+}
 
 
 def run(args: argparse.Namespace) -> None:
     corpora, out = corpora_of(args), args.out
     sources = [
-        {"read_by": corpus.format.convert.__name__, "split": split, **describe_source(path)}
-        for corpus in corpora
-        for split, path in corpus.paths.items()
+        {"read_by": flag, "split": split, **describe_source(path)}
+        for flag, paths in corpora.items()
+        for split, path in paths.items()
     ]
     if is_finished(out, {"sources": sources}, "probing", MANIFEST):
         return
-    tasks = {name: splits for corpus in corpora for name, splits in corpus.tasks().items()}
-    num_labels = {name: len(task_of(name, splits).labels) for name, splits in tasks.items()}
-    counts: dict[str, Any] = {}
     with whole_folder(out.absolute()) as unfinished:
-        for name, splits in tasks.items():
-            (unfinished / name).mkdir()
-            counts[name] = {"labels": num_labels[name], "splits": {}}
-            for split, records in splits.items():
-                (unfinished / name / f"{split}.jsonl").write_text(json_lines(records), encoding="utf-8")
-                num_targets = sum(len(record["targets"]) for record in records)
-                counts[name]["splits"][split] = {"texts": len(records), "targets": num_targets}
-                say(f"{name}, {split}: {num_targets:,} targets in {len(records):,} texts; labels: {num_labels[name]}")
-        manifest = {"sources": sources, "tasks": counts}
-        (unfinished / MANIFEST).write_text(json_text(manifest), encoding="utf-8")
+        counts = {}
+        for flag, paths in corpora.items():
+            for name, splits in convert(flag, paths).items():
+                counts[name] = write_task(unfinished / name, splits)
+        (unfinished / MANIFEST).write_text(json_text({"sources": sources, "tasks": counts}), encoding="utf-8")
     say(f"done: amos probe --checkpoint RUN --data {shlex.quote(str(out))} --out RESULTS")
 
 
-def read_tasks(data: Path, chosen: str | None) -> list[ProbingTask]:
-    """Return the tasks ("pos,relations"; None: all) of a folder with TASK/train.jsonl, or of the corpora in it."""
-    if folders := {path.parent.name: path.parent for path in data.glob("*/train.jsonl")}:
-        return [read_task(folders[name]) for name in choose_tasks(data, folders, chosen)]
-    corpora = corpora_in(data)
-    if not corpora:
-        raise UserError(f"{data} has no task (TASK/train.jsonl) and no corpus: give what docs/probing.md names")
-    names = choose_tasks(data, [task for corpus in corpora for task in corpus.format.tasks], chosen)
+def corpora_of(args: argparse.Namespace) -> dict[str, dict[str, Path]]:
+    """Return the files of each corpus that was given, by flag and split; ``valid`` may be missing."""
+    paths = {flag: getattr(args, flag) for flag in CONVERTERS if getattr(args, flag) is not None}
+    if not paths or any(len(files) not in (2, 3) for files in paths.values()):
+        raise UserError("give --treebank, --chunks or --relations with two or three files, TRAIN [DEV] TEST")
+    check_inputs([path for files in paths.values() for path in files], "correct its name")
+    names = {2: ("train", "test"), 3: SPLITS}
+    return {flag: dict(zip(names[len(files)], files, strict=True)) for flag, files in paths.items()}
+
+
+def convert(flag: str, paths: dict[str, Path]) -> dict[str, Splits]:
+    """Return the splits of every task of a corpus; ``valid`` is held out of ``train`` where there is no file."""
     tasks: dict[str, Splits] = {}
-    for corpus in corpora:
-        if not set(names).isdisjoint(corpus.format.tasks):
-            tasks |= corpus.tasks()
-    return [task_of(name, tasks[name]) for name in names]
+    for split, path in paths.items():
+        try:
+            converted = CONVERTERS[flag](path)
+        except ValueError as error:  # a label that is no name
+            raise UserError(f"{path}: {error}") from error
+        for task, records in converted.items():
+            tasks.setdefault(task, {})[split] = records
+    for splits in tasks.values():
+        if "valid" not in splits:
+            train = splits["train"]
+            splits["train"] = [record for i, record in enumerate(train) if i % HELD_OUT != HELD_OUT - 1]
+            splits["valid"] = train[HELD_OUT - 1 :: HELD_OUT]
+    return tasks
 
 
-def task_of(name: str, splits: Splits) -> ProbingTask:
-    """Return a task as it would be read from the JSON lines of its records."""
-    try:
-        examples = {split: [parse_example(record) for record in splits[split]] for split in SPLITS}
-    except ValueError as error:
-        raise UserError(f"{name}: {error}") from None
-    sha256 = {split: hashlib.sha256(json_lines(splits[split]).encode("utf-8")).hexdigest() for split in SPLITS}
-    return ProbingTask(name, examples, sha256)
-
-
-def json_lines(records: Sequence[Record]) -> str:
-    return "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
-
-
-def corpora_of(args: argparse.Namespace) -> list[Corpus]:
-    corpora = []
-    for format in FORMATS:
-        paths = getattr(args, format.flag)
-        if paths is None:
-            continue
-        if len(paths) not in (2, 3):
-            raise UserError(f"--{format.flag} takes two or three files, TRAIN [DEV] TEST, not {len(paths)}")
-        check_inputs(paths, f"give it after --{format.flag}")
-        names = ("train", "test") if len(paths) == 2 else ("train", "valid", "test")
-        corpora.append(Corpus(dict(zip(names, paths, strict=True)), format))
-    if not corpora:
-        raise UserError("there is nothing to convert: give --treebank, --chunks or --relations")
-    return corpora
-
-
-def corpora_in(folder: Path) -> list[Corpus]:
-    """Return the corpora in a folder and in the folders in it, found by the names of their files; none is no error."""
-    files = sorted(path for pattern in ("*", "*/*") for path in folder.glob(pattern) if path.is_file())
-    # In lower case, without the suffix of a compression.
-    names = {path: path.name.lower().removesuffix(kind_and_compression(path)[1]) for path in files}
-    corpora = []
-    for format in FORMATS:
-        paths: dict[str, Path] = {}
-        for split, name in zip(SPLITS, format.names, strict=True):
-            matching = [path for path in files if re.fullmatch(name, names[path])]
-            if len(matching) > 1:
-                one, other = matching[:2]
-                raise UserError(f"{one} and {other} are the {split} split of --{format.flag}: keep one of them")
-            if matching:
-                paths[split] = matching[0]
-        if paths and not {"train", "test"} <= paths.keys():
-            missing = "test" if "train" in paths else "training"
-            raise UserError(f"{next(iter(paths.values()))}: there is no {missing} file to it in {folder}: add it")
-        corpora += [Corpus(paths, format)] if paths else []
-    return corpora
+def write_task(folder: Path, splits: Splits) -> dict[str, Any]:
+    """Write the splits of a task as JSON lines, and return what the manifest says about them."""
+    task = ProbingTask(folder.name, {split: [parse_example(one) for one in splits[split]] for split in SPLITS}, {})
+    say(task.describe())
+    folder.mkdir()
+    for split in SPLITS:
+        lines = (json.dumps(record, ensure_ascii=False) + "\n" for record in splits[split])
+        (folder / f"{split}.jsonl").write_text("".join(lines), encoding="utf-8")
+    counts = {split: {"texts": len(task.splits[split]), "targets": len(task.labels_of(split))} for split in SPLITS}
+    return {"labels": len(task.labels), "splits": counts}

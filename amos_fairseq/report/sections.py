@@ -23,7 +23,6 @@ from amos_fairseq.probing.results import (
     results_table,
     row_name,
     scores_by_cell,
-    table_notes,
 )
 from amos_fairseq.report.curves import DETECTOR_PANELS, PANELS, RunCurves, depth_names, panels_figure, reference_levels
 from amos_fairseq.report.figures import loss_distributions, scores_over_cost
@@ -389,6 +388,6 @@ def probing_sections(contents: Sequence[ProbeResults]) -> list[Section]:
         if len(contents) > 1:
             section.title += f": {run}"
         section.figure, section.tables = probing_figure(results), [results_table(results, "", [])]
-        section.notes = table_notes(content)
+        section.notes = content.notes
         sections.append(section)
     return sections

@@ -1,4 +1,4 @@
-"""``amos probe`` on an untrained model: its files, baselines, continuation and refusals."""
+"""``amos probe`` on an untrained model: its files, baselines and refusals."""
 
 import json
 import random
@@ -60,33 +60,33 @@ def test_every_layer_and_baseline_has_a_result(run: Path, data: Path, tmp_path: 
     assert found == expected | {(t, "majority", "majority", "majority", 0, m) for t, m in metrics}
     assert all(0 <= one.score <= 1 and one.targets == 9 for one in content.results)
     files = {"probing.png", "probing.svg", "results.csv", "results.json", "table.md"}
-    assert {path.name for path in out.glob("[!.]*")} == files
+    assert {path.name for path in out.iterdir()} == files
     table = (out / "table.md").read_text(encoding="utf-8")
     assert re.search(r"\| generator 1 \| \d+\.\d ± \d+\.\d \|", table)
     assert len((out / "results.csv").read_text(encoding="utf-8").splitlines()) == 1 + len(content.results)
 
 
-def test_finished_probes_are_not_repeated(run: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """A stop after three probes; the continued results are those of one command, and features are not left behind."""
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
-    flags = ["--part", "generator", "--layers", "1,4", "--seeds", "2"]
-    probe(run, data, whole, *flags)
+def test_nothing_is_left_of_a_command_that_fails(
+    run: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """After the first probe; the same command then gives the results of one that never failed, bit for bit."""
     trained, train_probe = [], experiment.train_probe
 
-    def count(*arguments):
-        if len(trained) == 3:
-            trained.append("stop")
+    def fail_at_the_second(*args):
+        if trained:
             raise KeyError("stopped")
-        trained.append(arguments)
-        return train_probe(*arguments)
+        trained.append(args)
+        return train_probe(*args)
 
-    monkeypatch.setattr(experiment, "train_probe", count)
-    with pytest.raises(KeyError):
-        probe(run, data, parts, *flags)
-    assert not (parts / "features").exists()
-    probe(run, data, parts, *flags)
-    assert len(trained) == 8 + 1
-    assert read_probe_results(parts).results == read_probe_results(whole).results
+    flags = ["--part", "generator", "--layers", "1,4"]
+    with monkeypatch.context() as patch:
+        patch.setattr(experiment, "train_probe", fail_at_the_second)
+        with pytest.raises(KeyError):
+            probe(run, data, tmp_path / "out", *flags)
+    assert list(tmp_path.iterdir()) == []
+    for name in ("out", "again"):
+        probe(run, data, tmp_path / name, *flags)
+    assert read_probe_results(tmp_path / "out") == read_probe_results(tmp_path / "again")
 
 
 @pytest.mark.parametrize(
@@ -106,22 +106,9 @@ def test_mistakes_are_one_line(run: Path, data: Path, tmp_path: Path, capsys, fl
     assert not (tmp_path / "out").exists()
 
 
-def test_other_settings_weights_and_data_are_refused(run: Path, data: Path, tmp_path: Path, capsys):
-    out, changed = tmp_path / "out", tmp_path / "data"
-    flags = ["--part", "discriminator", "--tasks", "pos"]
-    probe(run, data, out, *flags)
-    shutil.copytree(data / "pos", changed / "pos")
-    with (changed / "pos" / "test.jsonl").open("a") as file:
-        file.write("\n")
-    other = write_run(tmp_path / "other", dropout=0.2)
-    arguments = ["probe", "--checkpoint", run, "--data", data, "--out", out, *FLAGS, *flags]
-    for more, difference in (
-        (["--lr", 0.1], "lr: 0.5 there, 0.1 here"),
-        (["--checkpoint", other], "checkpoint: "),
-        (["--data", changed], "data of pos test: "),
-    ):
-        line = error_line(capsys, main, *arguments, *more, reports_progress=True)
-        assert f"other results ({difference}" in line
+def test_an_out_that_exists_is_refused(run: Path, data: Path, tmp_path: Path, capsys):
+    line = error_line(capsys, main, "probe", "--checkpoint", run, "--data", data, "--out", tmp_path)
+    assert f"--out {tmp_path} exists: give another directory" in line
 
 
 def test_scores_on_the_validation_split_are_named(run: Path, data: Path, tmp_path: Path, capsys):
@@ -132,7 +119,8 @@ def test_scores_on_the_validation_split_are_named(run: Path, data: Path, tmp_pat
     flags = ["--part", "discriminator", "--layers", "mix"]
     probe(run, tmp_path / "data", tmp_path / "out", *flags, "--tasks", "pos")
     assert "pos: no test split; scored on the validation split" in capsys.readouterr().out
-    assert read_probe_results(tmp_path / "out").settings["scored_on"] == {"pos": "valid"}
+    notes = read_probe_results(tmp_path / "out").notes
+    assert "pos: no test split; scored on the validation split, like the choice of weights" in notes
 
     target = {"span1": [4999, 5000], "span2": [0, 1], "label": "Other"}
     text = json.dumps({"text": "the " * 5000, "targets": [target]}) + "\n"

@@ -12,7 +12,7 @@ from failures import error_line
 from preparing import prepare
 from synthetic_glue import write_pretrained_checkpoint, write_raw_glue
 from synthetic_squad import make_squad, write_json
-from synthetic_tagging import make_sentences, write_columns, write_conllu
+from synthetic_tagging import make_sentences, write_columns
 
 from amos_fairseq.cli.main import main
 from amos_fairseq.downstream.spans import command as squad
@@ -20,9 +20,6 @@ from amos_fairseq.downstream.texts.glue import command as glue
 from amos_fairseq.downstream.words import command as tagging
 from amos_fairseq.downstream.words.dataset import Column
 from amos_fairseq.experiments.benchmark import Benchmark
-from amos_fairseq.files import file_sha256
-from amos_fairseq.probing import experiment
-from amos_fairseq.probing.results import read_probe_results
 
 COMMANDS = (glue, squad, tagging)
 
@@ -171,48 +168,3 @@ def test_what_cannot_be_used_is_refused_in_one_line(start, tmp_path, capsys) -> 
     arguments = ["tag", "--checkpoint", bare, "--out", tmp_path / "out", "--cpu", "--train", raw, "--dev", raw]
     line = error_line(capsys, main, *arguments, reports_progress=True)
     assert "converted with the tokenizer beside the checkpoint" in line
-
-
-CHUNKS = "He PRP B-NP\nsaw VBD B-VP\nthe DT B-NP\nblue JJ I-NP\ncar NN I-NP\n. . O\nSo RB I-ADVP\n\n" * 20
-RELATIONS = '1\t"A <e1>fire</e1>, which <e2>tanks</e2> fear."\r\nCause-Effect(e1,e2)\r\n\r\n'
-RELATIONS += '2\t"The <e2>lid</e2> and <e1>it</e1>."\nOther\n\n'
-PROBE = ["--updates", "2", "--part", "discriminator", "--device", "cpu"]
-
-
-def test_folder_of_corpora_is_probed(start, tmp_path, capsys, monkeypatch) -> None:
-    """Found by the names of files, compressed ones too; a corpus that is added later changes nothing of the others."""
-    monkeypatch.setattr(experiment, "plot_probing", lambda results, out: None)  # seconds
-    raw, out = tmp_path / "raw", tmp_path / "out"
-    (raw / "conll2000").mkdir(parents=True)
-    for split in ("train", "test"):
-        (raw / "conll2000" / f"{split}.txt.gz").write_bytes(gzip.compress(CHUNKS.encode()))
-    flags = ["--chunks", *(raw / "conll2000" / f"{split}.txt.gz" for split in ("train", "test"))]
-
-    def probe(*more: str) -> list[object]:
-        return ["probe", "--checkpoint", str(start), "--data", str(raw), "--out", str(out), *PROBE, *more]
-
-    main(probe())
-    (raw / "semeval").mkdir()
-    for name in ("TRAIN_FILE.TXT", "DEV_FILE.TXT", "TEST_FILE_FULL.TXT"):
-        (raw / "semeval" / name).write_text(RELATIONS, encoding="utf-8")
-        flags += ["--relations"] * (name == "TRAIN_FILE.TXT") + [raw / "semeval" / name]
-    for split in ("train", "dev", "test"):
-        write_conllu(raw / f"en_ewt-ud-{split}.conllu", make_sentences())
-    prepare("probing")([tmp_path / "prepared", *flags])
-    main(probe("--tasks", "chunks,relations"))
-    results = read_probe_results(out)
-    assert {result.task for result in results.results} == {"chunks", "relations"}
-    for task, sha256 in results.settings["data_sha256"].items():
-        assert sha256 == {split: file_sha256(tmp_path / "prepared" / task / f"{split}.jsonl") for split in sha256}
-
-    def refusal(*more: str) -> str:
-        return error_line(capsys, main, *probe(*more), reports_progress=True)
-
-    (raw / "conll2000" / "test.txt.gz").write_bytes(gzip.compress((CHUNKS + CHUNKS).encode()))
-    assert "other results (data of chunks test: " in refusal("--tasks", "chunks")
-    assert "has no task 'ner': give one of chunks, dependencies, pos, relations" in refusal("--tasks", "ner")
-    (raw / "train.txt").write_text(CHUNKS)
-    assert "are the train split of --chunks: keep one of them" in refusal()
-    for path in (raw / "train.txt", raw / "conll2000" / "train.txt.gz"):
-        path.unlink()
-    assert f"there is no training file to it in {raw}" in refusal()

@@ -2,7 +2,8 @@
 
 import pytest
 
-from amos_fairseq.probing.results import ProbeResult, columns_of, layer_name, results_table
+from amos_fairseq.errors import UserError
+from amos_fairseq.probing.results import ProbeResult, columns_of, layer_name, read_probe_results, results_table
 
 
 def result(layer: int | str, score: float, baseline: str | None = None, seed=1, task="pos") -> ProbeResult:
@@ -27,10 +28,8 @@ def test_a_few_layers_are_columns_and_many_are_rows():
     assert len(many.rows) == 9
 
 
-def test_values_that_no_probe_has():
-    whole = {"task": "pos", "part": "generator", "layer": 1, "baseline": None, "seed": 1}
-    whole |= {"metric": "micro_f1", "score": 1, "targets": 9}
-    ProbeResult(**whole)
-    for wrong in ({"score": 1.5}, {"layer": None}, {"baseline": "x"}, {"metric": "x"}, {"targets": 1.5}):
-        with pytest.raises((TypeError, ValueError), match=r"."):
-            ProbeResult(**whole | wrong)
+def test_a_file_of_something_else_is_one_line(tmp_path):
+    for content in ('{"results": [{"task": "pos"}]}', '{"results": []}', "{}"):
+        (tmp_path / "results.json").write_text(content)
+        with pytest.raises(UserError, match="is not readable as results of amos probe: write it again"):
+            read_probe_results(tmp_path)

@@ -8,7 +8,7 @@ from failures import error_line
 from preparing import prepare
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.probing.tasks import LONGEST_TEXT, MOST_LABELS, Target, read_examples, read_tasks
+from amos_fairseq.probing.tasks import MOST_LABELS, Target, read_examples, read_tasks
 
 main = prepare("probing")
 
@@ -98,21 +98,21 @@ def test_bad_files_and_flags_are_one_line_and_nothing_is_left(tmp_path: Path, ca
     path, wrong_heads = tmp_path / "file.txt", ("x", "2", "9" * 5000, "-1", "²")
     for flag, content, reason in (
         ("--relations", SEMEVAL.replace("2\t", "2 "), "line 5: expected a number, a tab"),
-        ("--relations", SEMEVAL.replace("lid", "lid</e1> <e1>"), "a sentence with one <e1> and one <e2>"),
-        ("--relations", SEMEVAL.replace("\nOther", "\n\nOther"), "line 6: expected Cause-Effect(e1,e2) or such"),
+        ("--relations", SEMEVAL.replace("lid", "lid</e1> <e1>"), "a sentence with one <e1>...</e1> and one <e2>"),
+        ("--relations", SEMEVAL.replace("\nOther", "\n\nOther"), "Cause-Effect(e1,e2) or Other; got ''"),
         ("--chunks", "a b c\nd e\n", "line 2: 2 columns"),
         ("--chunks", CHUNKS.replace("B-NP", "NP"), "file.txt: the last column does not mark chunks"),
         ("--chunks", "a NN B-NP\nb NN B-NP\n\n", "chunks: the training targets have only the label NP: there is"),
         ("--treebank", ROOTS, "dependencies: the train split has no target"),
         *(("--treebank", CONLLU.replace("4\tcop", f"{h}\tcop"), f"line 4: the head '{h[:18]}") for h in wrong_heads),
-        ("--chunks", CHUNKS.replace("VP", "V" * 5000) * 20, "chunks: 'VVVV"),
+        ("--chunks", CHUNKS.replace("VP", "V" * 5000) * 20, "file.txt: 'VVVV"),
     ):
         write(tmp_path, "file.txt", content)
         assert reason in error_line(capsys, main, tmp_path / "out", flag, path, path, path, reports_progress=True)
     write(tmp_path, "file.txt", CHUNKS)
     for flags, reason in (
-        ([], "nothing to convert"),
-        (["--chunks", path], "takes two or three files, TRAIN [DEV] TEST, not 1"),
+        ([], "give --treebank, --chunks or --relations with two or three files"),
+        (["--chunks", path], "give --treebank, --chunks or --relations with two or three files"),
         (["--chunks", path, path], "chunks: the valid split has no target: give a longer file"),
     ):
         assert reason in error_line(capsys, main, tmp_path / "out", *flags, reports_progress=True)
@@ -139,16 +139,15 @@ def test_content(tmp_path: Path):
     ("line", "reason"),
     [
         ("{", "is not JSON"),
-        (GOOD.replace("cat", "x" * LONGEST_TEXT), r"the text has 1,000,009 characters"),
         ("[" * 100_000, "is n"),
         (GOOD.replace('"nsubj"', '"\\ud800"'), "has a character that cannot be printed"),
         (GOOD.replace('"nsubj"', '"%s"' % ("x" * 5000)), "has 5,000 characters"),
         ('{"text": "a"}', "targets is None, not a list"),
-        (GOOD.replace("[2, 3]", "[2, 4]"), r"the span \[2, 4\] is empty or not within the 3 words"),
-        (GOOD.replace("[2, 3]", "[2.0, 3]"), r"the span \[2.0, 3\]"),
+        (GOOD.replace("[2, 3]", "[2, 4]"), "the end exclusive, within 3 words, also span2: got"),
+        (GOOD.replace("[2, 3]", "[2.0, 3]"), "a target is"),
         ('{"text": "\\ud800", "targets": []}', "not a string of Unicode characters"),
         (GOOD.replace('"info": {}', '"raw_text": "The cat sat."'), "raw_text is not the words of text with other sp"),
-        (GOOD.replace('"nsubj"', "3"), "the label is a string or a list of strings, got 3"),
+        (GOOD.replace('"nsubj"', "3"), "a target is"),
     ],
 )
 def test_a_bad_line_is_named(tmp_path: Path, line: str, reason: str):
@@ -172,12 +171,12 @@ def test_other_bad_files(tmp_path: Path):
         with pytest.raises(UserError, match=reason):
             read_tasks(tmp_path, "mixed")
     write_task(tmp_path / "a\nb", GOOD)
-    with pytest.raises(UserError, match=r"the folder 'a\\nb' has a name that cannot be printed"):
-        read_tasks(tmp_path, "mixed")
+    with pytest.raises(UserError, match="no task 'x'; the tasks there: 'mixed'"):
+        read_tasks(tmp_path, "x")
 
 
 def test_tasks_are_in_the_order_of_the_paper(tmp_path: Path):
-    with pytest.raises(UserError, match="has no task"):
+    with pytest.raises(UserError, match=r"no folder TASK.*there: none; amos prepare probing writes them"):
         read_tasks(tmp_path, None)
     for name in ("zebra", "relations", "pos"):
         write_task(tmp_path / name, GOOD, GOOD.replace("nsubj", "iobj"))
@@ -186,8 +185,8 @@ def test_tasks_are_in_the_order_of_the_paper(tmp_path: Path):
     task, other = read_tasks(tmp_path, "zebra, pos")
     assert (task.name, other.name) == ("pos", "zebra")
     assert (task.labels, task.scored_split) == (["iobj", "nsubj"], "valid")
-    with pytest.raises(UserError, match="no task 'ner': give one of pos, relations, zebra"):
+    with pytest.raises(UserError, match="no task 'ner'; the tasks there: 'pos', 'relations', 'zebra'"):
         read_tasks(tmp_path, "ner")
     (tmp_path / "pos" / "valid.jsonl").unlink()
-    with pytest.raises(UserError, match=r"valid\.jsonl is missing"):
+    with pytest.raises(UserError, match=r"valid\.jsonl.* no such file"):
         read_tasks(tmp_path, "pos")
