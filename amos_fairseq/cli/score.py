@@ -35,17 +35,12 @@ def add_parser(subparsers: Any) -> None:
     add = parser.add_argument_group("minimal pairs").add_argument
     text = "instead of FILE: JSON lines with sentence_good and sentence_bad, as in BLiMP (default: score FILE)"
     add("--pairs", metavar="F", type=Path, nargs="+", help=text)
-    text = "also score by the frequencies of pieces in a corpus of amos prepare, DIR or DIR0:DIR1:... (default: do not)"
-    add("--corpus", metavar="DATA", help=text)
-    text = "also score by random weights in the same architecture (default: do not)"
-    add("--baseline", action="store_true", help=text)
 
 
 def run(arguments: argparse.Namespace) -> None:
     check_arguments(arguments)
     texts = arguments.pairs or ([] if arguments.file == "-" else [arguments.file])
-    corpus = arguments.corpus.split(":") if arguments.corpus else []
-    import_fairseq(arguments.checkpoint, inputs=[*texts, *corpus, arguments.tokenizer])
+    import_fairseq(arguments.checkpoint, inputs=[*texts, arguments.tokenizer])
     from amos_fairseq.checkpoints.encoder import check_device
     from amos_fairseq.checkpoints.read import load_checkpoint
     from amos_fairseq.scoring.lines import score_file
@@ -62,7 +57,7 @@ def run(arguments: argparse.Namespace) -> None:
         if out is not None:
             print(f"scores: {out}")
         return
-    table = score_pairs(loaded, arguments.pairs, arguments.batch_tokens, out, arguments.corpus, arguments.baseline)
+    table = score_pairs(loaded, arguments.pairs, arguments.batch_tokens, out)
     table.print()
     if out is not None:
         print("results: " + ", ".join(str(out.with_suffix(suffix)) for suffix in PAIR_SUFFIXES))
@@ -72,8 +67,7 @@ def check_arguments(arguments: argparse.Namespace) -> None:
     is_pairs, out = arguments.pairs is not None, arguments.out
     if (arguments.file is None) != is_pairs:
         arguments.parser.error("give either FILE or --pairs FILE")
-    reason = f"has no effect {'with' if is_pairs else 'without'} --pairs"
-    refuse_given(arguments, ["format"] if is_pairs else ["corpus", "baseline"], reason)
+    refuse_given(arguments, ["format"] if is_pairs else [], "has no effect with --pairs")
     if arguments.batch_tokens < 1:
         raise UserError(f"--batch-tokens {arguments.batch_tokens} must be 1 or more")
     if out is None:

@@ -19,9 +19,8 @@ from torch import Tensor
 from amos_fairseq.checkpoints.read import LoadedCheckpoint
 from amos_fairseq.errors import UserError, explain_os_errors
 from amos_fairseq.files import whole_file
-from amos_fairseq.inputs.file_kinds import JSONL, is_object, kind_of
 from amos_fairseq.inputs.input_files import decoded_lines, read_lines
-from amos_fairseq.output.terminal import progress_bar
+from amos_fairseq.output.terminal import progress_bar, say
 from amos_fairseq.scoring.token_scorers import TokenScorer
 
 STDIN = "-"
@@ -147,19 +146,12 @@ def windows(
 
 
 def read_texts(file: str) -> Iterator[str]:
-    """Yield the lines, without their ends, of a UTF-8 file, which may be compressed, or of a stream (``-``: stdin)."""
-    path = Path(file)
-    is_stream = file == STDIN or (path.exists() and not path.is_file())
-    with explain_os_errors(f"{file}: the text cannot be read"), contextlib.ExitStack() as stack:
-        if is_stream:
-            stream = sys.stdin.buffer if file == STDIN else stack.enter_context(path.open("rb"))
-            lines = decoded_lines(stream, file)
-        else:
-            lines = read_lines(path)
-        for number, line in lines:
-            if number == 1 and (is_object(line) if is_stream else kind_of(path) == JSONL):
-                raise UserError(f"{file} is JSON lines: give one text a line, for example with jq -r .text")
-            yield " ".join(line.splitlines())  # other line ends within it are spaces, as in the corpus
+    """Yield the lines, without their ends, of a UTF-8 file, which may be compressed, or of the standard input (``-``)."""
+    lines = decoded_lines(sys.stdin.buffer, file) if file == STDIN else read_lines(Path(file))
+    for number, line in lines:
+        if number == 1:
+            say(f"{file}: text, one sequence a line; the first: {line.strip()!r:.200}", "score")
+        yield " ".join(line.splitlines())  # other line ends within it are spaces, as in the corpus
 
 
 def score_file(loaded: LoadedCheckpoint, scorer: TokenScorer, file: str, format_: str, out: Path | None) -> None:

@@ -24,7 +24,7 @@ from amos_fairseq.models.amos import AmosModel
 from amos_fairseq.models.electra import ElectraModel
 from amos_fairseq.models.electric import ElectricModel
 from amos_fairseq.models.mlm import MlmModel
-from amos_fairseq.models.pretraining import PretrainingBatch, PretrainingModel
+from amos_fairseq.models.pretraining import PretrainingBatch
 from amos_fairseq.models.teams import TeamsModel
 from amos_fairseq.text import MASK_SYMBOL
 
@@ -251,10 +251,6 @@ def build_token_scorer(loaded: LoadedCheckpoint, tokens_per_batch: int) -> Token
 def build_pair_scorer(loaded: LoadedCheckpoint, tokens_per_batch: int) -> TokenScorer:
     """Build the scorer that compares the sentences of minimal pairs: the PLL of mlm and electric, detection for the others.
     Models that are fine-tuned or do not detect replacements at all tokens are refused."""
-    if not isinstance(loaded.model, PretrainingModel):
-        raise UserError(
-            f"{loaded.file} was fine-tuned and has no score for minimal pairs: give a pretraining checkpoint"
-        )
     if isinstance(loaded.model, ElectraModel | TeamsModel | AmosModel):
         return DetectionScorer(loaded, tokens_per_batch)
     return build_token_scorer(loaded, tokens_per_batch)
