@@ -241,6 +241,7 @@ def forward_kernel(
     for first_key in range(low, high, BLOCK_N):
         key = load_rows(key_at, first_key + keys, T, columns, MASKS, D, BLOCK_D)
         value = load_rows(key_at + H * D, first_key + keys, T, columns, MASKS, D, BLOCK_D)
+        # The queries stay in registers or shared memory for all tiles; keys and values are read once for each block of queries.
         products = product(query, tl.trans(key), UPCAST)
         scores = scores_of(
             products,
@@ -255,6 +256,7 @@ def forward_kernel(
             SIDE,
             MASKS,
         )
+        # A query's scores are in four threads of one warp, which exchange their maxima and sums by shuffles.
         new_largest = tl.maximum(largest, tl.max(scores, 1))
         weights = tl.exp2(scores * factor - (new_largest * factor)[:, None])
         shrink = tl.exp2((largest - new_largest) * factor)
@@ -397,6 +399,7 @@ def query_kernel(
         grad_scores, _ = weights_and_gradient(
             scores, factor, lse_of[:, None], grad_weights, delta_of[:, None], keep, zero, keep_scale, DROPS
         )
+        # As the operand of the next product it stays in the registers in which it was computed, rounded to 16 bits.
         rounded = grad_scores.to(key.dtype)
         query_grad += product(rounded, key, UPCAST)
         if HAS_BIAS and HAS_POSITIONS:
@@ -465,6 +468,8 @@ def key_kernel(
     columns, rows, keys = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_N)
     row_stride = 3 * H * D
     base = heads + b * T * row_stride + h * D
+    # Keys and values are loaded once, and queries pass by: the loops of the two kernels of the backward pass are exchanged, so
+    # that each gradient is summed up by one program.
     offsets = keys[:, None] * row_stride + columns[None, :]
     key_at = base + first_key * row_stride + H * D
     key = load_rows(key_at + offsets, first_key + keys, T, columns, MASKS, D, BLOCK_D)
@@ -542,6 +547,7 @@ def distance_kernel(cell_sums, sums, sequences, T, M, H, sequences_each, BLOCK: 
 
     A distance is on a diagonal of 8 pairs in two neighbouring cells of each block of queries.
     """
+    # A program sums its distances in a fixed order; groups of sequences give enough programs to fill a GPU.
     distance = tl.program_id(0) * DISTANCES + tl.arange(0, DISTANCES) - (T - 1)
     h, group = tl.program_id(1), tl.program_id(2)
     in_cell = tl.arange(0, CELL)

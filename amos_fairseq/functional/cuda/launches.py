@@ -37,12 +37,17 @@ def default_launch(kernel: str, width: int) -> dict[str, int]:
 def _sizes(kernel: str, width: int) -> dict[str, int]:
     if kernel in ATTENTION:
         block_d = max(16, triton.next_power_of_2(width))
+        # Each of the four warps has 16 of the 64 queries, the rows of one product of the tensor cores, and all keys of a tile:
+        # the largest score and the sum over the keys of a query need no exchange between warps. 64 x 64 scores in float32 take
+        # 32 registers of each of the 128 threads, and so does the result at width 64. Of two stages, one loads the next tile
+        # of keys and values while the other is computed.
         block = 16 if IS_INTERPRETED else 64
         is_wide = block_d > 64
         launch = {"BLOCK_M": block, "BLOCK_N": block, "BLOCK_D": block_d, "num_warps": 4, "num_stages": 2}
         if kernel == "attention_backward_query":  # its tiles are square
             launch = {"BLOCK": block, "BLOCK_D": block_d, "num_warps": 4, "num_stages": 1 if is_wide else 2}
         elif kernel == "attention_backward_key" and is_wide:
+            # dk and dv take 64 registers of a thread each; scores and dS of 32 queries take half of those of 64.
             launch["BLOCK_M"] = min(block, 32)
         return launch
     return {
@@ -51,7 +56,8 @@ def _sizes(kernel: str, width: int) -> dict[str, int]:
         # 64 logits of a depth for each sample.
         "block_summary": {"num_warps": 4 if width >= 16 else 1},
         "pick": {"num_warps": 4 if width >= 16 else 1},
-        # A tile of 2,048 logits is 16 for each of 128 threads.
+        # A tile of 2,048 logits is 16 for each of 128 threads. 256 rows are contiguous, four cache lines of 16-bit logits, and
+        # 8 positions are enough loads under way while the sum over positions stays in registers.
         "gradient": {"TILE": 8, "ROWS": 256, "num_warps": 4},
     }[kernel]
 

@@ -48,6 +48,7 @@ def load_logits(logits, depth, position, rows, n, V):
 def max_and_weights(logits):
     """The maximum of each line of a tile, and exp(logits - maximum), 0 in a line of -inf alone."""
     largest = tl.max(logits, 1)
+    # -inf - (-inf) is nan: a line without a row is compared with 0.
     return largest, tl.exp(logits - tl.where(largest == -float("inf"), 0.0, largest)[:, None])
 
 
@@ -99,6 +100,7 @@ def summary_kernel(
 
     Programs (n, P). A block's sum is relative to the block's own maximum, so that it does not underflow.
     """
+    # One position: its rows are contiguous, so that a warp loads whole cache lines and all depths share the mask.
     position, part = tl.program_id(0), tl.program_id(1)
     blocks = part * BLOCKS + tl.arange(0, BLOCKS)
     rows = blocks[:, None] * ROWS + tl.arange(0, ROWS)[None, :]
@@ -171,11 +173,13 @@ def pick_kernel(
     """The row of each given block that its point selects, and the logits of that row: programs (n, groups of S)."""
     position, samples = tl.program_id(0), tl.program_id(1) * SAMPLES_PER_PROGRAM + tl.arange(0, SAMPLES_PER_PROGRAM)
     at = position.to(tl.int64) * S + samples
+    # A line of the tile is the block of one sample: 64 logits are one cache line, at an address of its own.
     block = tl.load(blocks + at, mask=samples < S, other=0).to(tl.int32)
     point = tl.load(points + at, mask=samples < S, other=0.0)
     mixed, _ = mixed_logits(logits, mixture_weights, never_sampled_mask, excluded, position, block, n, V, K, X, ROWS)
     _, weights = max_and_weights(mixed)
-    # The inverse of the distribution function: the first row whose cumulative weight is beyond the point.
+    # The inverse of the distribution function: the first row whose cumulative weight is beyond the point. In float64 the sum
+    # does not lose the weights of 64 rows that differ by many orders of magnitude.
     ends = tl.cumsum(weights.to(tl.float64), 1)
     # A parallel cumulative sum may change by a rounding error at a row of weight 0; such a row must not be selected.
     has_weight = weights > 0
