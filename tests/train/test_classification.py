@@ -147,8 +147,7 @@ def test_classes(place, classes, tmp_path):
         assert answer[0]["label"] == row["prediction"]
         assert answer[0]["score"] == pytest.approx(float(row["probability"]), abs=1e-4)
     card = (classes / "hf" / "README.md").read_text(encoding="utf-8")
-    for fact in ("Training examples | 81", "Peak of the learning rate | 0.003", f"accuracy {scores['accuracy']:.4g},"):
-        assert f"| {fact}" in card, fact
+    assert f"| accuracy {scores['accuracy']:.4g}," in card
     by_text = {row["text"]: row["prediction"] for row in labeled}
     assert [by_text[table[int(row["line"]) - 1].split("\t")[1]] for row in rows] == found
 
