@@ -34,7 +34,7 @@ setup(
     package_data={
         "amos_fairseq.recipes": ["**/*.yaml", "costs.tsv"],
         "amos_fairseq.functional.cuda": ["tuned_launches.json"],
-        "amos_fairseq.report": ["templates/*.html"],
+        "amos_fairseq.report": ["page.html"],
         "amos_fairseq.hugging_face": ["model_card.jinja"],
         "amos_fairseq.downstream": ["recipes/*.yaml"],
     },

@@ -90,8 +90,7 @@ pretrain() {
 show_results() {
     step "Showing the results"
     python examples/quickstart_report.py "$RUN"
-    amos plot "$RUN" --out "$OUT_DIR/plots"
-    amos inspect "$RUN/checkpoint_last.pt" --html "$OUT_DIR/inspect.html"
+    amos report "$RUN" --figures "$OUT_DIR/figures" --out "$OUT_DIR/report.html"
 }
 
 main() {
@@ -115,8 +114,8 @@ main() {
     echo "  text          $TEXT_FILE"
     echo "  binarized     $DATA  (input of fairseq-train)"
     echo "  run           $RUN  (checkpoints, metrics.jsonl, tensorboard/, tokenizer/)"
-    echo "  curves        $OUT_DIR/plots/overview.png"
-    echo "  every token   $OUT_DIR/inspect.html  (open it in a browser)"
+    echo "  curves        $OUT_DIR/figures/overview.png"
+    echo "  report        $OUT_DIR/report.html  (open it in a browser)"
 }
 
 main "$@"

@@ -82,8 +82,8 @@ def test_only_a_started_command_postpones_the_registration(how: str, expected: s
 def test_shell_completion(tmp_path: Path):
     """What ``register-python-argcomplete`` asks of the command when a user presses Tab."""
     pytest.importorskip("argcomplete")
-    asked = {"_ARGCOMPLETE": "1", "COMP_LINE": "amos inspect --se", "COMP_POINT": "17"}
+    asked = {"_ARGCOMPLETE": "1", "COMP_LINE": "amos report --se", "COMP_POINT": "16"}
     asked |= {"_ARGCOMPLETE_STDOUT_FILENAME": "answer", "_ARGCOMPLETE_SUPPRESS_SPACE": "1"}
     variables = environment(asked | {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])})
     assert run_process([sys.executable, "-m", "amos_start"], tmp_path, variables).returncode == 0
-    assert (tmp_path / "answer").read_text() == "--seed"
+    assert (tmp_path / "answer").read_text() == "--sentence"

@@ -203,3 +203,13 @@ def test_a_whole_folder_replaces_what_is_there(kind: str, tmp_path: Path) -> Non
     assert not place.is_symlink()
     assert not any("replaced" in path.name for path in tmp_path.iterdir())
     assert other.is_dir() == (kind == "link")
+
+
+def test_runs_are_named_by_what_differs(tmp_path: Path) -> None:
+    paths = [tmp_path / name for name in ("a/run", "b/run", "c")]
+    assert files.distinct_names(paths) == ["a/run", "b/run", f"{tmp_path.name}/c"]
+    assert files.distinct_names(paths[1:]) == ["run", "c"]
+    assert files.distinct_names(paths[:2]) == ["a", "b"]
+    assert files.distinct_names([*paths[:1], "/other/a/run"]) == [tmp_path.name, "other"]
+    assert files.distinct_names(paths[:1]) == ["a"]
+    assert files.distinct_names([]) == []

@@ -16,7 +16,7 @@ from amos_fairseq.downstream.texts.command import read_glue_data
 from amos_fairseq.errors import UserError
 from amos_fairseq.experiments.records import read_result, read_summary, write_record
 from amos_fairseq.inputs.question_files import read_squad
-from amos_fairseq.report.results import benchmark_table
+from amos_fairseq.report.page import scores_table
 from amos_fairseq.strangers import read_json, read_json_lines
 from amos_fairseq.text import prepare as prepare_text
 from amos_fairseq.text.prepared_data import is_finished
@@ -97,7 +97,11 @@ READERS: dict[str, tuple[str, Any, Callable[[Path], Any]]] = {
     "task.json of amos glue": ("RTE/task.json", PREPARED_GLUE, notes_of_glue),
     "probing.json": ("probing.json", SOURCES, lambda path: is_finished(path.parent, SOURCES, "probing", path.name)),
     "result.json": ("result.json", RESULT, of_record(lambda path: read_result(path.parent))),
-    "glue.json": ("glue.json", SUMMARY, of_record(lambda path: benchmark_table([read_summary(path, "repeat it")]))),
+    "glue.json": (
+        "glue.json",
+        SUMMARY,
+        of_record(lambda path: scores_table("", {"": read_summary(path, "repeat it")})),
+    ),
 }
 
 

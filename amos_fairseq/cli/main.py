@@ -14,9 +14,7 @@ from amos_fairseq.cli import (
     flops,
     glue,
     import_,
-    inspect,
     parse,
-    plot,
     prepare,
     probe,
     recipes,
@@ -37,8 +35,6 @@ SUBCOMMANDS = (
     recipes,
     train,
     adapt,
-    inspect,
-    plot,
     report,
     import_,
     export,
@@ -86,7 +82,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         subcommand = parsed.subcommand
         parsed.run(parsed)
         sys.stdout.flush()
-    except BrokenPipeError:  # `amos inspect ... | head` closes the output early
+    except BrokenPipeError:  # `amos recipes | head` closes the output early
         discard_output()
     except SystemExit as ended:
         if not isinstance(ended.__context__, BrokenPipeError):

@@ -10,11 +10,11 @@ from amos_fairseq.output.terminal import say
 from amos_fairseq.strangers import read_text
 
 DESCRIPTION = """\
-Write one HTML page about pretraining runs, without external resources: their cost; the discriminator's loss on replaced tokens
-by generator depth (AMOS Figure 1a), MLM loss by depth (1b), mixture weights (5a), accuracy on replaced tokens (5b); results of
-fine-tuning (Table 1) and the scores of kept checkpoints (Figure 6; TEAMS Figure 3); replaced tokens in sentences (Table 9);
-edge probing ("Figure 4", Table 8). Parts without input are left out, with a line that says what adds them. The figures are also
-written as PNG and SVG, to the folder PAGE_figures beside the page. What is shown depends on the objective.
+Write one HTML page about runs, without scripts and external resources. Of a SAVE_DIR of pretraining: its cost; the training
+curves, such as MLM loss by depth (AMOS Figure 1b), mixture weights (5a) and recall of replaced tokens (5b); the discriminator's
+loss on replaced tokens by generator depth (1a); the tokens of a text, masked as in training: what each depth predicts, what is
+sampled, what the discriminator detects (Table 9). Of a run of fine-tuning: its curves. Of an OUT: the scores of fine-tuning
+(Table 1) or of edge probing ("Figure 4", Table 8). What is shown depends on the objective.
 """
 
 
@@ -23,50 +23,34 @@ def add_parser(subparsers: Any) -> None:
         subparsers, "report", "write one page with the figures and tables of runs", DESCRIPTION, run
     )
     add = parser.add_argument
-    add("runs", nargs="+", metavar="RUN", help="SAVE_DIR of a run of pretraining; several runs are drawn together")
-    several = {"nargs": "+", "action": "extend", "metavar": "DIR", "default": []}
-    text = "outputs of amos glue, squad or classify, also of several checkpoints (default: none)"
-    add("--glue", **several, help=text)
-    add("--tag", **several, help="outputs of amos tag or amos parse (default: none)")
-    add("--probe", **several, help="outputs of amos probe (default: none)")
-    text = "draw the scores of kept checkpoints over this (default: flops for several runs, if known, else updates)"
-    add("--over", choices=("updates", "hours", "flops"), help=text)
+    text = "SAVE_DIR of a run, or OUT of amos glue, squad, classify, tag, parse or probe; several are shown together"
+    add("folders", nargs="+", metavar="RUN", help=text)
     add("--text", metavar="FILE", help="UTF-8 held-out text for Figure 1a (default: the run's validation split)")
-    text = "text for Table 9; can be repeated (default: a paragraph of the run's validation split)"
+    text = "text whose tokens are shown; can be repeated (default: a paragraph of the run's validation split)"
     add("--sentence", action="append", metavar="TEXT", default=[], help=text)
     add("--device", default="cpu", help="device to compute on, such as cuda or cuda:1")
+    text = (
+        "also write the figures, and each panel of the curves, as PNG and SVG to this folder (default: the page alone)"
+    )
+    add("--figures", metavar="DIR", help=text)
     add("--out", default="report.html", metavar="FILE", help="HTML page to write")
 
 
-def run(arguments: argparse.Namespace) -> None:
-    out = Path(arguments.out)
-    check_arguments(arguments, out)
-    text = None if arguments.text is None else read_text(arguments.text, "give a text in UTF-8", of_user=True)
-    if text is not None and not text.strip():
-        raise UserError(f"--text {arguments.text} is empty: give a file with text")
-    say(f"reading {', '.join(arguments.runs)}", "report")  # the imports take seconds
-    import_fairseq(inputs=[*arguments.runs, *arguments.glue, *arguments.tag, *arguments.probe])
+def run(args: argparse.Namespace) -> None:
+    out, figures = Path(args.out), None if args.figures is None else Path(args.figures)
+    if out.is_dir() or not out.absolute().parent.is_dir():
+        raise UserError(f"--out {out}: give the name of a page in a folder that exists, such as report.html")
+    text = None if args.text is None else read_text(args.text, "give a text in UTF-8", of_user=True)
+    say(f"reading {', '.join(args.folders)}", "report")  # the imports take seconds
+    import_fairseq(inputs=args.folders)
     from amos_fairseq.checkpoints.encoder import check_device
-    from amos_fairseq.report.results import read_benchmarks, read_probing
+    from amos_fairseq.report.page import sort_folders, write_report
     from amos_fairseq.report.runs import read_runs
-    from amos_fairseq.report.sections import write_report
 
-    check_device(arguments.device)
-    results = [read_benchmarks(arguments.glue, "--glue"), read_benchmarks(arguments.tag, "--tag")]
-    results.append(read_probing(arguments.probe))
-    runs = read_runs(arguments.runs, text, arguments.sentence, arguments.device)
-    text_name = "the validation split" if text is None else Path(arguments.text).name
+    check_device(args.device)
+    folders = sort_folders(args.folders)
+    runs = read_runs(folders.runs, text, args.sentence, args.device)
     say("drawing the figures", "report")
-    with explain_os_errors(f"{out}: the page cannot be written", "; choose another place with --out"):
-        write_report(out, runs, text_name, *results, over=arguments.over)
-
-
-def check_arguments(arguments: argparse.Namespace, out: Path) -> None:
-    """Refuse values out of range, before anything is computed."""
-    for sentence in arguments.sentence:
-        if not sentence.strip():
-            raise UserError(f"--sentence {sentence!r} is empty: give at least one word")
-    if out.is_dir():
-        raise UserError(f"--out {out} is a folder: give the name of the page, such as {out / 'report.html'}")
-    if not (folder := out.absolute().parent).is_dir():
-        raise UserError(f"{folder} {'is not a folder' if folder.exists() else 'does not exist'}: give another --out")
+    with explain_os_errors(f"{out}: the page or its figures cannot be written", "; choose another place"):
+        text_name = "the validation split" if text is None else Path(args.text).name
+        write_report(out, figures, runs, folders, text_name)

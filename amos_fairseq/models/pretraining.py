@@ -61,7 +61,7 @@ class PretrainingBatch(NamedTuple):
 
 @dataclass(frozen=True)
 class PretrainingOutput:
-    """Input of the criterion, the log and ``amos inspect``. A field is None if the model has no such part."""
+    """Input of the criterion, the log and ``amos report``. A field is None if the model has no such part."""
 
     mlm_nll: Tensor | None = None  # [B,M] float32, -log p(original), nats; AMOS: [K,B,M], of each depth
     mlm_correct: Tensor | None = None  # of the same shape, bool, no token is more probable than the original

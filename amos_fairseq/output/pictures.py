@@ -6,6 +6,7 @@ backend of the process. Functions that make and save figures are decorated with 
 :data:`RC_PARAMS`.
 """
 
+import io
 import os
 from pathlib import Path
 
@@ -69,12 +70,18 @@ def draw_grid(ax: Axes) -> None:
     ax.grid(alpha=0.25, linewidth=0.6)
 
 
+def as_svg(figure: Figure) -> bytes:
+    """Draw a figure; without a date the same data give the same bytes."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="svg", metadata={"Date": None})
+    return buffer.getvalue()
+
+
 def save(figure: Figure, directory: str | Path, name: str) -> list[str]:
-    """Write ``name.png`` and ``name.svg`` to ``directory`` and return both paths."""
-    paths = [os.path.join(directory, f"{name}.{extension}") for extension in ("png", "svg")]
-    for path in paths:
-        # Without a date the same data give the same bytes.
-        metadata = {"Date": None} if path.endswith(".svg") else {}
-        with whole_file(path) as unfinished:
-            figure.savefig(unfinished, dpi=150, metadata=metadata)
+    """Write ``name.svg`` and ``name.png`` to ``directory`` and return both paths."""
+    paths = [os.path.join(directory, f"{name}.{extension}") for extension in ("svg", "png")]
+    with whole_file(paths[0]) as unfinished:
+        Path(unfinished).write_bytes(as_svg(figure))
+    with whole_file(paths[1]) as unfinished:
+        figure.savefig(unfinished, dpi=150)
     return paths

@@ -1,7 +1,6 @@
 """Training curves: read from ``metrics.jsonl``, and drawn: which value in which panel, how depths and runs differ."""
 
 import math
-import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,17 +8,14 @@ from pathlib import Path
 from textwrap import fill
 from typing import NamedTuple
 
-import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
-from amos_fairseq.errors import UserError
 from amos_fairseq.files import distinct_names
 from amos_fairseq.output.pictures import (
     GREY,
-    RC_PARAMS,
     depth_colours,
     draw_grid,
     figure_of_panels,
@@ -27,10 +23,8 @@ from amos_fairseq.output.pictures import (
     line_style,
     run_colour,
     run_style,
-    save,
 )
-from amos_fairseq.run.metrics_file import FILE_NAME, parse_lines
-from amos_fairseq.strangers import read_bytes
+from amos_fairseq.run.metrics_file import read_records
 
 # Sizes in a legend: the line of an entry with the spaces around it, an average character of its label, a row of entries.
 INCHES_OF_A_LINE, INCHES_OF_A_CHARACTER, INCHES_OF_A_ROW = 0.6, 0.074, 0.22
@@ -75,29 +69,20 @@ class Panel:
 
 FROM_0, SHARE = (0, None), (0, 1)
 NATS = "cross-entropy (nats per masked token)"
-SCHEDULE_PANELS = (
-    Panel("learning_rate", "Learning rate", "learning rate", "lr", FROM_0, training_only=True),
-    Panel("throughput", "Training throughput, pauses included", "tokens per second", "wps", FROM_0, training_only=True),
-)
 UNIGRAM = ("unigram_entropy", "unigram entropy of the validation text")
+GAIN, PRIOR = "loss - entropy of the replaced fraction (nats)", (0.0, "knows the fraction alone")
+# In the order of the page; a panel is drawn where a run has logged its value.
 PANELS = (
-    Panel("mlm_loss", "MLM loss per generator depth", NATS, "mlm_loss_", reference_key=UNIGRAM),
+    Panel("mlm_loss", "MLM loss by depth", NATS, "mlm_loss_", reference_key=UNIGRAM),
     Panel("mixture", "Mixture weights", "mean weight over masked tokens", "mixture_", (-0.02, 1.02)),
     Panel("recall", "Recall of replaced tokens", "fraction of replaced tokens that are found", "rtd_recall", FROM_0),
     Panel("auc", "Detection AUC", "area under the ROC curve", "rtd_auc", reference=(0.5, "chance")),
-)
-# Whether a discriminator distinguishes tokens (docs/collapse.md).
-GAIN, PRIOR = "loss - entropy of the replaced fraction (nats)", (0.0, "knows the fraction alone")
-DETECTOR_PANELS = (
+    # Whether a discriminator distinguishes tokens (docs/collapse.md).
     Panel("detection_gain", "Detection loss against the prior", GAIN, "rtd_loss_above_prior", reference=PRIOR),
     Panel("logit_std", "Detection logits", "standard deviation within a batch", "rtd_logit_std", FROM_0),
     Panel("state_variance", "States below the detection head", "variance / mean square", "rtd_state_variance", SHARE),
     Panel("first_component", "Their first principal component", "share of the variance", "rtd_first_component", SHARE),
     Panel("participation_ratio", "Directions that they use", "participation ratio", "rtd_participation_ratio", FROM_0),
-)
-# Values that only some objectives log: shown where a run has them, and not reported as missing.
-OBJECTIVE_PANELS = (
-    *DETECTOR_PANELS,
     Panel("selection_loss", "Multi-word selection: loss", NATS, "mws_loss", FROM_0),
     Panel("selection_accuracy", "Multi-word selection: accuracy", "original selected", "mws_acc", SHARE),
     Panel("main_loss", "Main network: MLM loss", "cross-entropy (nats per predicted token)", "main_loss", FROM_0),
@@ -106,9 +91,8 @@ OBJECTIVE_PANELS = (
     Panel("policy_loss", "Generator by reward: loss", "policy loss (per masked token)", "policy_loss"),
     Panel("baseline_loss", "Generator by reward: baseline", NATS, "baseline_loss"),
     Panel("reward", "Generator by reward: reward", "detection loss (nats per masked token)", "reward", FROM_0),
-)
-# Scores of fine-tuning, of fairseq's sentence_prediction and of the tasks of this package; all but that of squad in percent.
-SCORE_PANELS = (
+    # Of fine-tuning; scores, fairseq's sentence_prediction included, are in percent but for that of squad.
+    Panel("loss", "Loss of fine-tuning", "loss, in the unit of its criterion", "loss", FROM_0),
     Panel("accuracy", "Accuracy", "correct predictions (%)", "accuracy"),
     Panel("matthews", "Matthews correlation", "correlation (%)", "matthews"),
     Panel("matthews_of_fairseq", "Matthews correlation", "correlation (%)", "mcc"),
@@ -121,52 +105,35 @@ SCORE_PANELS = (
     Panel("average", "Mean of the main scores", "score (%)", "average"),
     Panel("labeled_attachment", "Trees: LAS", "words with head and relation (%)", "las"),
     Panel("consistency", "Cross-view training", "divergence of views (nats per unlabeled word)", "cvt_loss", FROM_0),
+    Panel("learning_rate", "Learning rate", "learning rate", "lr", FROM_0, training_only=True),
+    Panel("throughput", "Training throughput, pauses included", "tokens per second", "wps", FROM_0, training_only=True),
 )
-LOSS_PANEL = Panel("loss", "Loss of fine-tuning", "loss, in the unit of its criterion", "loss", FROM_0)
 
 
-def read_curves(paths: Sequence[str | Path]) -> list[RunCurves]:
-    """Read one run per path, a metrics file or its SAVE_DIR, named by the last part of the path that differs."""
-    files = [path / FILE_NAME if path.is_dir() else path for path in map(Path, paths)]
-    names = distinct_names([file.parent if file.name == FILE_NAME else file for file in files])
-    return [RunCurves(name, read_log(file)) for name, file in zip(names, files, strict=True)]
+def read_curves(save_dirs: Sequence[str | Path]) -> list[RunCurves]:
+    """Read the ``metrics.jsonl`` of each SAVE_DIR; a run is named by the last part of its path that differs."""
+    paths = list(map(Path, save_dirs))
+    return [RunCurves(name, read_log(path)) for path, name in zip(paths, distinct_names(paths), strict=True)]
 
 
-def read_log(file: Path) -> dict[str, dict[str, Curve]]:
-    """Return all values of one metrics file by split and key. A broken last line is skipped with a message.
-
-    The file has no fingerprint: a value that somebody changed is shown, but what no run writes is refused.
-    """
-    content = read_bytes(file, f"name a SAVE_DIR of fairseq-train with --user-dir amos_fairseq, or its {FILE_NAME}")
+def read_log(save_dir: Path) -> dict[str, dict[str, Curve]]:
+    """Return all logged values by split and key. Of several validation subsets the first is ``valid``."""
     curves: dict[str, dict[str, Curve]] = {}
-    lines, last_update, subset, others = parse_lines(content), 0, "", set()
-    for number, text, record in lines:
-        if record is None and (number < len(lines) or content.endswith(b"\n")):
-            shown = text.decode(errors="replace")[:40]
-            advice = f"give a SAVE_DIR or its {FILE_NAME}, or remove the line"
-            raise UserError(f"{file}, line {number}: not a record of metrics ({shown!r}): {advice}")
-        if record is None:
-            print(f"{file}: the last line (line {number}) is cut short and left out; the run may still be writing it")
-            continue
-        if record["update"] < last_update:
-            problem = f"update {record['update']:,} comes after update {last_update:,}"
-            raise UserError(f"{file}, line {number}: {problem}; remove the records of one of the two runs")
-        last_update = record["update"]
-        if record["split"] != "train":
-            subset = subset or record["split"]
-            if record["split"] != subset:  # another text
-                others.add(record["split"])
+    drawn, left_out = "", set()
+    for record in read_records(save_dir):
+        update, subset = record.pop("update"), record.pop("split")
+        if subset != "train":
+            drawn = drawn or subset
+            if subset != drawn:  # another text
+                left_out.add(subset)
                 continue
-        split = curves.setdefault("train" if record["split"] == "train" else "valid", {})
+        split = curves.setdefault("train" if subset == "train" else "valid", {})
         for key, value in record.items():
-            if key not in ("split", "update"):
-                curve = split.setdefault(key, Curve([], []))
-                curve.updates.append(record["update"])
-                curve.values.append(math.nan if value is None else float(value))
-    if others:
-        print(f"{file}: of the validation subsets {subset} is drawn; left out: {', '.join(sorted(others))}")
-    if not curves:
-        raise UserError(f"{file}: no records yet; a run writes its first one after --log-interval updates")
+            curve = split.setdefault(key, Curve([], []))
+            curve.updates.append(update)
+            curve.values.append(math.nan if value is None else float(value))
+    if left_out:
+        print(f"{save_dir}: of the validation subsets {drawn} is drawn; left out: {', '.join(sorted(left_out))}")
     return curves
 
 
@@ -179,43 +146,22 @@ def depth_names(panel: Panel, runs: Sequence[RunCurves]) -> list[str]:
     return sorted({match[1] for match in matches if match}, key=lambda name: [int(n) for n in re.findall(r"\d+", name)])
 
 
-def panels_for(runs: list[RunCurves]) -> tuple[Panel, ...]:
-    """Return the panels of pretraining, or of fine-tuning where a run logged one of its scores, or both."""
-    scores = tuple(panel for panel in SCORE_PANELS if depth_names(panel, runs))
-    of_objectives = tuple(panel for panel in OBJECTIVE_PANELS if depth_names(panel, runs))
-    pretraining = (*PANELS, *of_objectives)
-    if not scores:
-        return (*pretraining, *SCHEDULE_PANELS)
-    fine_tuning = (LOSS_PANEL, *scores, *SCHEDULE_PANELS)
-    return (*pretraining, *fine_tuning) if any(depth_names(panel, runs) for panel in pretraining) else fine_tuning
+def logged_panels(runs: Sequence[RunCurves]) -> list[Panel]:
+    """Return the panels of values that a run has logged; the loss only of fine-tuning, because that of pretraining is a sum
+    with an adversary and does not rank models."""
+    panels = [panel for panel in PANELS if depth_names(panel, runs)]
+    is_pretraining = any(panel.key == "mlm_loss_" for panel in panels)
+    return [panel for panel in panels if panel.key != "loss" or not is_pretraining]
 
 
-@matplotlib.rc_context(RC_PARAMS)
-def plot_curves(runs: list[RunCurves], directory: str) -> list[str]:
-    """Write an overview and each panel as PNG and SVG; return lines about what is missing and what was written."""
-    wanted = panels_for(runs)
-    panels = [panel for panel in wanted if depth_names(panel, runs)]
-    if not panels:
-        keys = ", ".join(f"{panel.key}N" if panel.per_depth else panel.key for panel in wanted)
-        raise UserError(f"{', '.join(run.name for run in runs)}: no value to draw, records hold none of {keys}")
-    os.makedirs(directory, exist_ok=True)
-    absent = [panel for panel in wanted if panel not in panels]
-    messages = [f"{panel.title}: left out, no run logged {panel.key.rstrip('_')}" for panel in absent]
-    for name, shown in [("overview", panels), *((panel.file_name, [panel]) for panel in panels)]:
-        save(panels_figure(shown, runs), directory, name)
-    names = ", ".join(panel.file_name for panel in panels)
-    overview = os.path.join(directory, "overview.png")
-    return [*messages, f"{overview}: all panels; in the same folder, a file for each panel: {names} (.png and .svg)"]
-
-
-def panels_figure(panels: Sequence[Panel], runs: list[RunCurves], titled: bool = True) -> Figure:
-    """A figure with up to three panels per row and one legend below them; ``titled`` names the panels and a single run."""
+def panels_figure(panels: Sequence[Panel], runs: Sequence[RunCurves]) -> Figure:
+    """A figure with up to three panels per row and one legend below them."""
     figure, axes = figure_of_panels(len(panels), 3, legend_inches=0.4)
     for panel, ax in zip(panels, axes, strict=True):
         draw_panel(ax, panel, runs)
-        ax.set_title(panel.title if titled else "")
+        ax.set_title(panel.title)
     figure.get_layout_engine().set(w_pad=0.12, h_pad=0.08)
-    _add_legend(figure, runs, titled)
+    _add_legend(figure, runs)
     return figure
 
 
@@ -263,7 +209,7 @@ def reference_levels(panel: Panel, runs: Sequence[RunCurves]) -> list[tuple[floa
     return levels
 
 
-def _add_legend(figure: Figure, runs: list[RunCurves], titled: bool) -> None:
+def _add_legend(figure: Figure, runs: Sequence[RunCurves]) -> None:
     handles = [
         Line2D([], [], color=GREY, linewidth=1, label="line: training"),
         Line2D([], [], color=GREY, linestyle="none", marker=run_style(0)[1], markersize=5, label="marker: validation"),
@@ -274,7 +220,7 @@ def _add_legend(figure: Figure, runs: list[RunCurves], titled: bool) -> None:
         title = "runs differ in line style and marker, and in color where no depths are shown"
         title = fill(title, int(figure.get_figwidth() / INCHES_OF_A_CHARACTER))
         handles = [Line2D([], [], label=label, **line_style(index)) for index, label in enumerate(labels)] + handles
-    elif titled:
+    else:
         figure.suptitle(labels[0])
     longest = max(len(handle.get_label()) for handle in handles)
     fitting = int(figure.get_figwidth() / (INCHES_OF_A_LINE + longest * INCHES_OF_A_CHARACTER))

@@ -1,6 +1,6 @@
-"""What a pretrained model computes for one text, and the table and the summary of it that terminal and page show.
+"""What a pretrained model computes for one text: what the generator predicts, what is sampled, what is detected.
 
-T tokens, M masked positions, K depths, V padded vocabulary size. Fields that an objective does not have are empty.
+T tokens, M masked positions, K depths. Fields that an objective does not have are empty.
 """
 
 import os
@@ -17,18 +17,14 @@ from amos_fairseq.checkpoints.read import LoadedCheckpoint
 from amos_fairseq.data.masked_blocks import MaskedBlockDataset
 from amos_fairseq.errors import UserError
 from amos_fairseq.models.electric import ElectricModel
-from amos_fairseq.models.pretraining import PretrainingBatch, PretrainingModel
-from amos_fairseq.report.replaced_tokens import forward_of_depth, validation_split
+from amos_fairseq.models.pretraining import PretrainingBatch
+from amos_fairseq.report.losses_by_depth import forward_of_depth, validation_split
 from amos_fairseq.text.tokenization.tokenizer import Tokenizer
 
 
-class Prediction(NamedTuple):
-    piece: str
-    probability: float
-
-
-class CellLine(NamedTuple):
-    """One line in a cell of the table of masked tokens; ``is_original`` marks the token of the text among predictions."""
+class Line(NamedTuple):
+    """One line in a cell of the table of masked tokens, such as a predicted piece; ``is_original``: it is the token of the
+    text."""
 
     text: str
     probability: float | None = None
@@ -69,25 +65,21 @@ class Token:
 class MaskedToken:
     position: int
     mixture_weights: list[float]  # [K]
-    predictions: list[list[Prediction]]  # [K] lists of the most probable pieces, in descending order
-    original_probabilities: list[float]  # [K], of the original token
-    # [K], as a reader sees them: the most probable piece of each depth. If samples are asked for and the model replaces tokens,
-    # the sample of each depth, where that depth replaces all masked tokens. A hyphen precedes a piece that continues a word, a
-    # check mark follows a replaced token that the discriminator finds.
+    # [K] lists of the most probable pieces, in descending order, and of the original after them where it is not among them.
+    predictions: list[list[Line]]
+    # [K], as a reader sees them: the sample of each depth, where that depth replaces all masked tokens; the most probable piece
+    # if the model replaces none. A hyphen precedes a piece that continues a word, a check mark follows a replaced token that
+    # the discriminator finds.
     shown: list[str]
-    candidates: list[Prediction]  # of multi-word selection: the original, and its negatives
+    candidates: list[Line]  # of multi-word selection: the original, and its negatives
 
     @property
-    def best_candidate(self) -> Prediction:
+    def best_candidate(self) -> Line:
         return max(self.candidates, key=lambda candidate: candidate.probability)
 
 
 @dataclass(frozen=True)
 class Inspection:
-    file: str
-    num_updates: int
-    seed: int
-    mask_prob: float
     depth_names: list[str]
     tokens: list[Token]
     masked: list[MaskedToken]
@@ -109,28 +101,28 @@ class Inspection:
         """The participle that describes the tokens which the generator predicts."""
         return "masked" if self.is_masked else "selected for noise" if self.positive_class else "selected"
 
-    def row(self, masked: MaskedToken) -> dict[str, list[CellLine]]:
-        """Return the row of a masked token in the table, by column: what the objective has."""
+    @property
+    def rows(self) -> list[dict[str, list[Line]]]:
+        """The rows of the table of masked tokens, by column: what the objective has."""
+        return list(map(self._row, self.masked))
+
+    def _row(self, masked: MaskedToken) -> dict[str, list[Line]]:
         token = self.tokens[masked.position]
-        cells = {"#": [CellLine(str(masked.position))], "original": [CellLine(token.original)]}
-        for depth, name in enumerate(self.depth_names):
-            lines = [CellLine(*one, one.piece == token.original) for one in masked.predictions[depth]]
-            if not any(line.is_original for line in lines):
-                lines.append(CellLine(token.original, masked.original_probabilities[depth], True))
-            if len(self.depth_names) > 1:  # a single depth always has weight 1
-                lines.insert(0, CellLine("weight", masked.mixture_weights[depth]))
-            cells[f"depth {name}"] = lines
+        cells = {"#": [Line(str(masked.position))], "original": [Line(token.original)]}
+        for name, weight, predictions in zip(self.depth_names, masked.mixture_weights, masked.predictions, strict=True):
+            # A single depth always has weight 1.
+            cells[f"depth {name}"] = [Line("weight", weight)] * (len(self.depth_names) > 1) + predictions
         if self.has_candidates:
-            cells["selection"] = []
-            for one in masked.candidates:
-                text = f"{one.piece} (chosen)" if one is masked.best_candidate else one.piece
-                cells["selection"].append(CellLine(text, one.probability, one is masked.candidates[0]))
+            best = masked.best_candidate
+            cells["selection"] = [
+                one._replace(text=f"{one.text} (chosen)") if one is best else one for one in masked.candidates
+            ]
         if self.is_corrupted:
-            cells["sampled"] = [CellLine(token.input)]
+            cells["sampled"] = [Line(token.input)]
         if self.positive_class:
-            cells[f"P({self.positive_class})"] = [CellLine(token.verdict, token.positive_probability)]
+            cells[f"P({self.positive_class})"] = [Line(token.verdict, token.positive_probability)]
         if self.has_log_probs:
-            cells["log p"] = [CellLine(f"{token.log_prob:.2f}")]
+            cells["log p"] = [Line(f"{token.log_prob:.2f}")]
         return cells
 
     def facts(self, token: Token) -> str:
@@ -143,7 +135,8 @@ class Inspection:
             facts.append(f"log p {token.log_prob:.2f}")
         return "; ".join(facts)
 
-    def summary(self) -> list[str]:
+    @property
+    def summary(self) -> str:
         counts = f"{len(self.masked)} of {len(self.tokens)} tokens {self.selected}, "
         if self.positive_class:
             judged = [token for token in self.tokens if token.is_positive or token.positive_probability is not None]
@@ -155,16 +148,14 @@ class Inspection:
                 f"{verdicts['false alarm']} false alarms on {len(judged) - num_positive} original tokens"
             )
         else:
-            pairs = [(masked.predictions[-1][0].piece, self.tokens[masked.position].original) for masked in self.masked]
-            counts += f"{sum(predicted == original for predicted, original in pairs)} predicted correctly"
-        about = f"{self.file}, {self.num_updates} updates; seed {self.seed}, mask probability {self.mask_prob:g}"
-        lines = [about, counts]
+            right = sum(masked.predictions[-1][0].is_original for masked in self.masked)
+            counts += f"{right} predicted correctly"
         if self.has_candidates:
-            right = sum(masked.candidates[0] == masked.best_candidate for masked in self.masked)
-            lines.append(f"multi-word selection: the original chosen at {right} of {len(self.masked)} masked tokens")
+            right = sum(masked.candidates[0] is masked.best_candidate for masked in self.masked)
+            counts += f"; multi-word selection: the original chosen at {right} of {len(self.masked)} masked tokens"
         if self.num_truncated:
-            lines.append(f"the last {self.num_truncated} tokens are left out: they exceed the model's maximum input")
-        return lines
+            counts += f"; the last {self.num_truncated} tokens exceed the model's maximum input and are left out"
+        return counts
 
 
 def percent(probability: float) -> str:
@@ -180,22 +171,16 @@ def percent(probability: float) -> str:
 
 
 @torch.no_grad()
-def inspect_text(
-    loaded: LoadedCheckpoint, text: str, seed: int, mask_prob: float | None, top: int, with_samples: bool = False
-) -> Inspection:
+def inspect_text(loaded: LoadedCheckpoint, text: str, seed: int, top: int = 3) -> Inspection:
     """Mask one text, predict and sample the masked tokens, and run the discriminator.
 
-    Masked positions are those of a validation block, all replaced by <mask>; ``mask_prob`` None is that of the run.
-    ``with_samples`` shows samples, if the model replaces tokens, by one more forward pass for each depth. Tokens that are
+    Masked positions are those of a validation block, all replaced by <mask>, with the run's ``mask_prob``. Tokens that are
     never sampled are not among the ``top`` predictions, but are part of the softmax, as in training.
     """
     model = loaded.model
-    if not isinstance(model, PretrainingModel):
-        raise UserError(f"{loaded.file} holds a model without a generator: inspect needs a checkpoint of pretraining")
-    mask_prob = mask_prob or loaded.task["mask_prob"]
     all_tokens = loaded.tokens(text)
     tokens = all_tokens[: model.max_positions()]
-    batch = mask_block(loaded, tokens, seed, mask_prob)
+    batch = mask_block(loaded, tokens, seed)
     if not batch["num_masked"]:
         raise UserError("no token of the text may be masked, all are unknown to the vocabulary: give another text")
     inputs = batch["net_input"]
@@ -205,29 +190,17 @@ def inspect_text(
         torch.manual_seed(seed)  # so that a sampled mixture is the same in both calls
         output = model(PretrainingBatch(**inputs))
     by_depth = []
-    if with_samples and _field(output, "sampled_tokens") is not None:
+    if _field(output, "sampled_tokens") is not None:
         by_depth = [forward_of_depth(model, inputs, depth, seed) for depth in range(len(model.depth_names))]
-    can_be_sampled = ~model.never_sampled_mask
     masked = []
     for index, position in enumerate(inputs["masked_positions"][0].tolist()):
-        probabilities = logits[:, 0, index].softmax(-1)  # [K,V]
-        best = probabilities.where(can_be_sampled, -1.0).topk(min(top, int(can_be_sampled.sum())), dim=-1)
-        masked.append(
-            MaskedToken(
-                position,
-                weights[0, index].tolist(),
-                [_predictions(loaded, *of_depth) for of_depth in zip(best.indices, best.values, strict=True)],
-                probabilities[:, int(tokens[position])].tolist(),
-                _shown(loaded, tokens, best.indices[:, 0].tolist(), by_depth, index, position),
-                _candidates(loaded, output, index),
-            )
-        )
+        predictions = _most_probable(loaded, logits[:, 0, index].softmax(-1), int(tokens[position]), top)
+        best = [lines[0].text for lines in predictions]
+        shown = _shown(loaded, tokens, best, by_depth, index, position)
+        candidates = _candidates(loaded, output, index)
+        masked.append(MaskedToken(position, weights[0, index].tolist(), predictions, shown, candidates))
     noise_class = "replaced" if _field(output, "is_noise") is None else "noise"
     return Inspection(
-        file=str(loaded.file),
-        num_updates=loaded.num_updates,
-        seed=seed,
-        mask_prob=mask_prob,
         depth_names=model.depth_names,
         tokens=_tokens(loaded, tokens, {one.position for one in masked}, output),
         masked=masked,
@@ -238,25 +211,24 @@ def inspect_text(
     )
 
 
-def text_of_corpus(loaded: LoadedCheckpoint, flags: str = "--text or --file") -> str:
-    """Return the first paragraph of 30 to 100 known tokens of the run's validation text; ``flags`` give another text."""
+def text_of_corpus(loaded: LoadedCheckpoint) -> str:
+    """Return the first paragraph of 30 to 100 known tokens of the run's validation text."""
     path = validation_split(loaded)
     if not os.path.isfile(f"{path}.idx"):
-        raise UserError(f"{path}.idx is missing (the corpus was moved?): give a text with {flags}")
+        raise UserError(f"{path}.idx is missing (the corpus was moved?): give a text with --sentence")
     lines = data_utils.load_indexed_dataset(path, loaded.dictionary)
     for index in range(len(lines)):
         ids = lines[index].tolist()[:-1]  # without </s>
         if 30 <= len(ids) <= min(100, loaded.model.max_positions() - 2) and loaded.dictionary.unk() not in ids:
             return loaded.tokenizer.decode([loaded.dictionary[i] for i in ids]).strip()
-    raise UserError(f"{path} has no paragraph to show: give a text with {flags}")
+    raise UserError(f"{path} has no paragraph to show: give a text with --sentence")
 
 
-def mask_block(loaded: LoadedCheckpoint, tokens: Tensor, seed: int, mask_prob: float) -> dict:
+def mask_block(loaded: LoadedCheckpoint, tokens: Tensor, seed: int) -> dict:
     """Return a batch of one block [1,T] with its masked positions [1,M], masked by the code that training uses."""
+    masking = {"tokens_per_block": len(tokens), "mask_prob": loaded.task["mask_prob"], "seed": seed}
     blocks = [tokens[1:]]  # the dataset prepends <s>
-    dataset = MaskedBlockDataset(
-        blocks, loaded.dictionary, tokens_per_block=len(tokens), mask_prob=mask_prob, seed=seed, training=False
-    )
+    dataset = MaskedBlockDataset(blocks, loaded.dictionary, **masking, training=False)
     batch = dataset.collater([dataset[0]])
     for name in ("masked_positions", "masked_weights"):
         batch["net_input"][name] = batch["net_input"][name][:, : batch["num_masked"]]
@@ -269,9 +241,15 @@ def _field(output: Any, name: str) -> Tensor | None:
     return None if value is None else value[0]
 
 
-def _predictions(loaded: LoadedCheckpoint, ids: Tensor, probabilities: Tensor) -> list[Prediction]:
-    pairs = zip(ids.tolist(), probabilities.tolist(), strict=True)
-    return [Prediction(loaded.dictionary[token], probability) for token, probability in pairs]
+def _most_probable(loaded: LoadedCheckpoint, probabilities: Tensor, original: int, top: int) -> list[list[Line]]:
+    """Return :attr:`MaskedToken.predictions` by the probabilities [K,V] of one masked token."""
+    can_be_sampled = ~loaded.model.never_sampled_mask
+    best = probabilities.where(can_be_sampled, -1.0).topk(min(top, int(can_be_sampled.sum())), dim=-1).indices
+    predictions = []
+    for shares, ids in zip(probabilities, best.tolist(), strict=True):
+        shown = ids if original in ids else [*ids, original]
+        predictions.append([Line(loaded.dictionary[i], shares[i].item(), i == original) for i in shown])
+    return predictions
 
 
 def _tokens(loaded: LoadedCheckpoint, original: Tensor, masked: set[int], output: Any) -> list[Token]:
@@ -295,34 +273,35 @@ def _tokens(loaded: LoadedCheckpoint, original: Tensor, masked: set[int], output
     return tokens
 
 
-def _candidates(loaded: LoadedCheckpoint, output: Any, index: int) -> list[Prediction]:
+def _candidates(loaded: LoadedCheckpoint, output: Any, index: int) -> list[Line]:
     """Return the candidates of multi-word selection with their softmax, the original first."""
     candidates, logits = _field(output, "candidates"), _field(output, "mws_logits")
     if candidates is None or logits is None:
         return []
-    return _predictions(loaded, candidates[index], logits[index].softmax(-1))
+    pairs = zip(candidates[index].tolist(), logits[index].softmax(-1).tolist(), strict=True)
+    return [Line(loaded.dictionary[token], share, number == 0) for number, (token, share) in enumerate(pairs)]
 
 
 def _shown(
-    loaded: LoadedCheckpoint, tokens: Tensor, best: list[int], outputs: Sequence[Any], index: int, position: int
+    loaded: LoadedCheckpoint, tokens: Tensor, best: list[str], outputs: Sequence[Any], index: int, position: int
 ) -> list[str]:
     """Return :attr:`MaskedToken.shown` of one masked token of ``tokens`` [T].
 
     Args:
-        best: [K], the most probable tokens; not shown if there are outputs.
+        best: [K], the most probable pieces; not shown if there are outputs.
         outputs: [K], of :func:`forward_of_depth`, or none.
     """
     dictionary, shown = loaded.dictionary, []
     starts_line = int(tokens[position - 1]) in (dictionary.bos(), dictionary.eos())
-    sampled = [int(_field(output, "sampled_tokens")[index]) for output in outputs]
-    for depth, token in enumerate(sampled or best):
-        piece = dictionary[token]
-        text = surfaces(loaded.tokenizer, [dictionary[tokens[position - 1]], piece], [starts_line, False])[1]
+    original, before = dictionary[tokens[position]], dictionary[tokens[position - 1]]
+    sampled = [dictionary[_field(output, "sampled_tokens")[index]] for output in outputs]
+    for depth, piece in enumerate(sampled or best):
+        text = surfaces(loaded.tokenizer, [before, piece], [starts_line, False])[1]
         word = text.strip() or piece
         if not starts_line and not text.startswith(" "):
             word = f"-{word}"
         logits = _field(outputs[depth], "rtd_logits") if outputs else None
-        if token != int(tokens[position]) and logits is not None and logits[position].sigmoid() > 0.5:
+        if piece != original and logits is not None and logits[position].sigmoid() > 0.5:
             word += " \u2713"
         shown.append(word)
     return shown

@@ -1,15 +1,12 @@
 """What the report says about one pretraining run, read from its folder."""
 
 import contextlib
-import dataclasses
 import math
-import os
 import re
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -23,84 +20,72 @@ from amos_fairseq.models.pretraining import PretrainingModel
 from amos_fairseq.output.terminal import say
 from amos_fairseq.report.curves import RunCurves, read_curves
 from amos_fairseq.report.inspection import Inspection, inspect_text, text_of_corpus
-from amos_fairseq.report.replaced_tokens import DepthLosses, held_out_blocks, replaced_token_losses
+from amos_fairseq.report.losses_by_depth import DepthLosses, held_out_blocks, replaced_token_losses
 from amos_fairseq.run.metrics_file import FILE_NAME
 
 LAST_CHECKPOINT = "checkpoint_last.pt"
 LOG = "hydra_train.log"  # what Hydra names the log of fairseq-hydra-train and amos train
 SEED = 1  # of the masked positions and the sampled tokens
 MASKED_TOKENS = 4096  # of each depth, on which its losses are computed
-LONGEST_LINE = 1000  # of a log, in characters; longer ones are read in pieces
 GPU = re.compile(r"(rank\s+\d+): capabilities = .*; name = (\S.*?)\s*$")  # in the line that fairseq logs for each GPU
 
 
 @dataclass
-class PretrainingRun:
+class Run:
     """One run. A value is None or empty where the run's files do not contain it."""
 
     folder: Path
     name: str
+    curves: RunCurves
     num_updates: int = 0  # until the last logged one, or until the checkpoint
-    curves: RunCurves | None = None
     seconds: float | None = None  # of all training processes, without pauses between them
     tokens_per_second: float | None = None  # median of the logged values
     hardware: str | None = None
     cfg: DictConfig | None = None
     tokens_per_update: int | None = None  # of full blocks, <s> included
-    flops_per_update: int | None = None  # products of matrices in the forward and backward pass (amos flops)
+    flops_per_update: int | None = None  # products of matrices in the forward and backward pass, by amos flops
     checkpoint_updates: int = 0  # of the checkpoint that losses and inspections were computed with
     setup: str = ""  # how replacements are made, such as "learned mixture of depths 4, 6, 8"; none are in MLM
     losses: list[DepthLosses] = field(default_factory=list)
     inspections: list[Inspection] = field(default_factory=list)
-    missing: dict[str, str] = field(default_factory=dict)  # content of the report -> why this run has none
+    notes: list[str] = field(default_factory=list)  # why something of this run is not shown
 
     @property
     def objective(self) -> str:
         return str(self.cfg.criterion._name) if self.cfg is not None else ""
 
 
-def distinct_folders(folders: Sequence[str]) -> list[Path]:
-    """Return each folder once, under the first of its names."""
-    names: dict[Path, Path] = {}
-    for folder in map(Path, folders):
-        names.setdefault(folder.resolve(), folder)
-    return list(names.values())
+def is_run(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in (FILE_NAME, LAST_CHECKPOINT))
 
 
 def read_runs(
-    folders: Sequence[str], text: str | None = None, sentences: Sequence[str] = (), device: str = "cpu"
-) -> list[PretrainingRun]:
-    """Read the runs in these SAVE_DIRs and compute what the report shows of their models; one given twice counts once.
+    folders: Sequence[Path], text: str | None = None, sentences: Sequence[str] = (), device: str = "cpu"
+) -> list[Run]:
+    """Read the runs in these SAVE_DIRs and compute what the report shows of their models.
 
-    ``text`` is for the losses by depth (None: the run's validation split); ``sentences`` are for the replaced tokens by depth
-    (none: a paragraph of that split).
+    ``text`` is for the losses by depth (None: the run's validation split); ``sentences`` are for the inspections (none: a
+    paragraph of that split).
     """
-    paths = distinct_folders(folders)
-    for path in paths:
-        if not any((path / name).is_file() for name in (FILE_NAME, LAST_CHECKPOINT)):
-            raise UserError(f"{path} holds neither {FILE_NAME} nor {LAST_CHECKPOINT}: give the SAVE_DIR of a run")
     runs = []
-    for path, name in zip(paths, distinct_names(paths), strict=True):
-        say(f"run {len(runs) + 1} of {len(paths)}, {name}: reading its files and evaluating its model", "report")
-        run = PretrainingRun(path, name, hardware=hardware_of(path))
+    for folder, name, curves in zip(folders, distinct_names(folders), read_curves(folders), strict=True):
+        say(f"run {len(runs) + 1} of {len(folders)}, {name}: reading its files and evaluating its model", "report")
+        run = Run(folder, name, curves, hardware=hardware_of(folder))
         add_log(run)
-        if (path / LAST_CHECKPOINT).is_file():
+        if (folder / LAST_CHECKPOINT).is_file():
             add_checkpoint(run, text, sentences, device)
         else:
-            run.missing["checkpoint"] = f"{path} has no {LAST_CHECKPOINT}"
+            run.notes.append(f"{folder} has no {LAST_CHECKPOINT}, so no model is shown")
         runs.append(run)
     return runs
 
 
-def add_log(run: PretrainingRun) -> None:
-    """Add the curves of ``metrics.jsonl``, and the updates, time and speed that they show."""
-    if not os.path.lexists(run.folder / FILE_NAME):  # what is there and no file is refused
-        return
-    (curves,) = read_curves([run.folder])
-    run.curves = dataclasses.replace(curves, name=run.name)
-    run.num_updates = max((max(curve.updates) for curve in curves.curves.get("train", {}).values()), default=0)
+def add_log(run: Run) -> None:
+    """Add the updates, time and speed that the curves show."""
+    training = run.curves.curves.get("train", {})
+    run.num_updates = max((curve.updates[-1] for curve in training.values()), default=0)
     walls, rates = (
-        [value for value in curves.get("train", key).values if not math.isnan(value)] for key in ("wall", "wps")
+        [value for value in run.curves.get("train", key).values if not math.isnan(value)] for key in ("wall", "wps")
     )
     run.seconds = logged_seconds(walls) or None
     run.tokens_per_second = statistics.median(filter(None, rates)) if any(rates) else None
@@ -118,63 +103,60 @@ def logged_seconds(walls: Sequence[float]) -> float:
     return total
 
 
-def hardware_of(path: Path) -> str | None:
+def hardware_of(folder: Path) -> str | None:
     """Return the names of the GPUs in the run's log, with their number; None where there is none."""
+    if not (folder / LOG).is_file():
+        return None
     gpu, ranks = None, set()
-    with contextlib.suppress(OSError):
-        if (path / LOG).is_file():  # opening a pipe waits for its writer
-            with (path / LOG).open(encoding="utf-8", errors="replace") as log:
-                while line := log.readline(LONGEST_LINE):  # a log may be large, and a damaged one a single line
-                    if match := GPU.search(line):
-                        ranks.add(match[1])
-                        gpu = match[2]
+    with (folder / LOG).open(encoding="utf-8", errors="replace") as log:
+        for match in filter(None, map(GPU.search, log)):
+            ranks.add(match[1])
+            gpu = match[2]
     return f"{len(ranks)} x {gpu}" if len(ranks) > 1 else gpu
 
 
-def add_checkpoint(run: PretrainingRun, text: str | None, sentences: Sequence[str], device: str) -> None:
+def add_checkpoint(run: Run, text: str | None, sentences: Sequence[str], device: str) -> None:
     file = checkpoint_file(run.folder)
     state = read_state(file)
     loaded = restore_checkpoint(file, state)
-    if not isinstance(loaded.model, PretrainingModel):
-        raise UserError(f"{file} is fine-tuned: give the SAVE_DIR of its pretraining, and its scores with --glue")
-    run.checkpoint_updates = loaded.num_updates
     run.num_updates = max(run.num_updates, loaded.num_updates)
-    run.seconds = max(run.seconds or 0, stored_seconds(state)) or None
+    with contextlib.suppress(ValueError):  # of a checkpoint without its time
+        run.seconds = max(run.seconds or 0, training_seconds_of(state)) or None
+    if not isinstance(loaded.model, PretrainingModel):
+        run.notes.append(f"{run.name} is fine-tuned: its curves are shown, and of its OUT the scores")
+        return
+    run.checkpoint_updates = loaded.num_updates
     cfg, vocabulary_size = checkpoint_configuration(file, state)
     del state  # with the state of the optimizer
     if not missing_settings(cfg):
-        run.cfg = cfg
-        if cfg.optimization.max_update == 0:  # of a budget of time; the cost of an update is that of a run with an end
-            cfg.optimization.max_update = loaded.num_updates
-            if OmegaConf.select(cfg, "lr_scheduler.minutes"):
-                cfg.lr_scheduler.minutes = 0.0
-        try:
-            cost = training_flops(cfg, vocabulary_size)
-            run.tokens_per_update, run.flops_per_update = cost.tokens_per_update, cost.per_update
-        except (UserError, ArithmeticError):
-            pass  # no end, or a cost per update that varies
-    try:
+        add_cost(run, cfg, vocabulary_size)
+    with noted_errors(run):
         run.setup = setup_of(loaded)
-    except UserError as error:  # the file of a frozen generator is not there
-        run.missing |= dict.fromkeys(("sentences", "losses"), str(error))
-        return
-    if not sentences:
-        try:
-            sentences = [text_of_corpus(loaded, "--sentence")]
-        except UserError as error:
-            run.missing["sentences"] = str(error)
-    run.inspections = [inspect_text(loaded, sentence, SEED, None, top=1, with_samples=True) for sentence in sentences]
-    try:
+        run.inspections = [inspect_text(loaded, one, SEED) for one in sentences or [text_of_corpus(loaded)]]
+    with noted_errors(run):
         blocks = held_out_blocks(loaded, text)
+        loaded.model.to(device)
+        run.losses = replaced_token_losses(loaded, blocks, SEED, MASKED_TOKENS)
+
+
+@contextlib.contextmanager
+def noted_errors(run: Run) -> Iterator[None]:
+    """Turn an error, such as a corpus that was moved or a frozen generator without its file, into a note of the page."""
+    try:
+        yield
     except UserError as error:
-        if text is not None:
-            raise
-        run.missing["text"] = str(error)
-        return
-    loaded.model.to(device)
-    run.losses = replaced_token_losses(loaded, blocks, SEED, MASKED_TOKENS)
-    if not run.losses:
-        run.missing["losses"] = "the objective has no discriminator that detects replaced tokens"
+        run.notes.append(f"{run.name}: {error}")
+
+
+def add_cost(run: Run, cfg: DictConfig, vocabulary_size: int) -> None:
+    run.cfg = cfg
+    if cfg.optimization.max_update == 0:  # of a budget of time; the cost of an update is that of a run with an end
+        cfg.optimization.max_update = run.checkpoint_updates
+        if OmegaConf.select(cfg, "lr_scheduler.minutes"):
+            cfg.lr_scheduler.minutes = 0.0
+    with contextlib.suppress(UserError, ArithmeticError):  # no end, or a cost per update that varies
+        flops = training_flops(cfg, vocabulary_size)
+        run.tokens_per_update, run.flops_per_update = flops.tokens_per_update, flops.per_update
 
 
 def setup_of(loaded: LoadedCheckpoint) -> str:
@@ -190,11 +172,3 @@ def setup_of(loaded: LoadedCheckpoint) -> str:
         mixture += " mixture"
     separate = " of separate generators" if model.cfg.separate_generators else ""
     return f"{mixture}{separate}, depths {', '.join(depths)}"
-
-
-def stored_seconds(state: dict[str, Any]) -> float:
-    """Return the running time of all processes of a run until its checkpoint; 0 if it cannot be known."""
-    try:
-        return training_seconds_of(state)
-    except ValueError:
-        return 0.0

@@ -5,7 +5,7 @@
 The networks are ElectraForMaskedLM and ElectraForPreTraining with tied embeddings, the optimizer is torch.optim.AdamW, and
 the areas under the ROC curve are scikit-learn's. Data, order, masked positions, initial weights, rate, warm-up, decay and
 clipping are those of `amos train` with the same settings; only samples and dropout are drawn from another generator.
-OUT/metrics.jsonl has the keys of a run of this package, so that `amos plot RUN OUT` draws both.
+OUT/metrics.jsonl has the keys of a run of this package, so that `amos report RUN OUT` draws both.
 """
 
 import argparse

@@ -4,7 +4,7 @@
 
 The rows are those of rows.yaml beside this file, or of FILE, such as screen.yaml. Each is a run of `amos train` in OUT/NAME on
 one thread; a row that is finished is not trained again. OUT/collapse.md is the table: held-out values at some updates, of each
-row. `amos plot OUT/*` draws all curves.
+row. `amos report OUT/*` draws all curves.
 """
 
 import argparse

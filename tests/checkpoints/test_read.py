@@ -147,7 +147,7 @@ def test_a_run_is_read_without_the_file_of_its_generator(objective: str, tmp_pat
     run = write_run(tmp_path / "run", objective, generator_checkpoint=files)
     state = torch.load(run / "checkpoint_last.pt", weights_only=True)
     loaded = load_checkpoint(run)
-    inspection = inspect_text(loaded, TEXT, seed=1, mask_prob=0.2, top=2, with_samples=True)
+    inspection = inspect_text(loaded, TEXT, seed=1)
     assert inspection.depth_names == (["1"] if objective == "electra" else ["1_1", "1_2", "2_3", "4_4"])
     if objective == "amos":
         assert loaded.model.mixture.v.equal(state["model"]["mixture.v"])
@@ -165,7 +165,7 @@ def test_a_run_is_read_without_the_file_of_its_generator(objective: str, tmp_pat
     expected = loaded.model.extract_features(loaded.tokens(TEXT)[None])
     torch.testing.assert_close(fine_tuned.eval().extract_features(loaded.tokens(TEXT)[None]), expected)
     with pytest.raises(UserError, match=r"^--generator-checkpoint: .*generator/checkpoint_last.pt is missing: give"):
-        inspect_text(load_checkpoint(run), TEXT, seed=1, mask_prob=0.2, top=2)
+        inspect_text(load_checkpoint(run), TEXT, seed=1)
     add_settings(run, f"{objective}_tiny")
     (reported,) = read_runs([str(run)])
     assert "checkpoint_last.pt is missing" in reported.missing["losses"]
@@ -174,7 +174,7 @@ def test_a_run_is_read_without_the_file_of_its_generator(objective: str, tmp_pat
     changed["model"]["mlm_head.bias"][5] += 1
     torch.save(changed, file)
     with pytest.raises(UserError, match=r"has changed since .*run/checkpoint_last.pt was trained"):
-        inspect_text(load_checkpoint(run), TEXT, seed=1, mask_prob=0.2, top=2)
+        inspect_text(load_checkpoint(run), TEXT, seed=1)
 
 
 def test_refusals(tmp_path: Path) -> None:

@@ -48,8 +48,8 @@ MISTAKES = {
     f"{ADAPT} optimization.lr=[1": "--set optimization.lr=[1: the value cannot be read",
     "score start.pt absent": ABSENT,
     "score start.pt --pairs rows.tsv --corpus absent": ABSENT,
-    "inspect start.pt --file absent": "absent is missing: give a text in UTF-8",
-    "report folder --glue absent": ABSENT,
+    "report folder --text absent": "absent is missing: give a text in UTF-8",
+    "report folder absent": ABSENT,
     "train mlm_mini task.data=folder": "folder has neither dict.txt nor corpus.json: give the directory",
 }
 

@@ -181,7 +181,7 @@ def split_hydra(arguments: list[str]) -> tuple[dict[str, str], list[str]]:
 
 def test_amos_commands_are_accepted():
     given = [arguments for arguments in arguments_of("amos") if not {"...", "done"} & set(arguments)]  # parts, loops
-    spoken = "prepare recipes train adapt plot report inspect classify glue squad tag parse probe export import score"
+    spoken = "prepare recipes train adapt report classify glue squad tag parse probe export import score"
     assert {arguments[0] for arguments in given} == set(spoken.split())
     for arguments in given:
         build_parser().parse_args(arguments)  # exits for an unknown flag or a missing argument

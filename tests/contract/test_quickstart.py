@@ -123,7 +123,7 @@ def test_quickstart_from_text_to_pictures_and_nothing_twice(checkout: Path, corp
     first = run_process(command, tmp_path, variables)
     assert first.returncode == 0, first.stdout[-3000:] + first.stderr[-3000:]
     out = tmp_path / "an out"
-    for name in ("data/corpus.json", "run/checkpoint_last.pt", "plots/overview.png", "inspect.html"):
+    for name in ("data/corpus.json", "run/checkpoint_last.pt", "figures/overview.png", "report.html"):
         assert (out / name).stat().st_size > 0
     for shown in ("update 3", "update 6", "detection AUC"):
         assert shown in first.stdout
@@ -133,5 +133,5 @@ def test_quickstart_from_text_to_pictures_and_nothing_twice(checkout: Path, corp
     second = run_process(["bash", checkout / "examples/quickstart.sh", *command[2:]], tmp_path, variables)
     assert second.returncode == 0, second.stderr[-3000:]
     called = [line for line in second.stdout.splitlines() if line.startswith("called: ")]
-    report = "called: python examples/quickstart_report.py"
-    assert called == ["called: amos train", report, "called: amos plot", "called: amos inspect"]
+    table = "called: python examples/quickstart_report.py"
+    assert called == ["called: amos train", table, "called: amos report"]

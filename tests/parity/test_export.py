@@ -80,7 +80,7 @@ MASKED_LMS = {
 @torch.no_grad()
 @pytest.mark.parametrize("name", MASKED_LMS)
 def test_masked_language_model(name, tmp_path):
-    """Against ``predict_logits``, which ``amos inspect`` shows, at every position; the encoder of an MLM as well."""
+    """Against ``predict_logits``, which ``amos report`` shows, at every position; the encoder of an MLM as well."""
     settings, depth, num_layers, class_name = MASKED_LMS[name]
     objective = name.partition(",")[0]
     flags = [] if objective == "mlm" else ["--part", "generator", *(["--depth", depth] if depth else [])]

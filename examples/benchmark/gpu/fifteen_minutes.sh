@@ -145,9 +145,7 @@ elif runs learn; then
         LEARNED=tiny SETTINGS+=("${ON_CPU[@]}" lr_scheduler.minutes=0.3 dataset.num_workers=0 dataset.batch_size=4)
     fi
     SETTINGS+=(${LEARN:-})
-    folders=()
     for objective in $OBJECTIVES; do
-        folders+=("$WORK/run_$objective")
         part "learn_$objective" 560 bash -c 'train "$@"' _ "${objective}_$LEARNED" "$WORK/run_$objective" "${SETTINGS[@]}" &
     done
     wait
@@ -155,9 +153,14 @@ elif runs learn; then
         part "weights_$objective" 40 "$PYTHON" "$HERE/correct.py" weights --run "$WORK/run_$objective" \
             --out "$OUT/$objective.pt" &
     done
-    part curves 40 amos plot "${folders[@]}" --out "$WORK/plots"
+    for objective in $OBJECTIVES; do # without the checkpoints, which a report would evaluate
+        [ -f "$WORK/run_$objective/metrics.jsonl" ] || continue
+        mkdir -p "$WORK/curves/$objective"
+        cp "$WORK/run_$objective/metrics.jsonl" "$WORK/curves/$objective"
+    done
+    part curves 40 amos report "$WORK"/curves/* --out "$WORK/curves.html" --figures "$WORK/figures"
     wait
     # Those of a run that failed are missing.
-    (cd "$WORK" && tar czf "$OUT/runs.tar.gz" --ignore-failed-read plots run_*/metrics.jsonl)
+    (cd "$WORK" && tar czf "$OUT/runs.tar.gz" --ignore-failed-read figures run_*/metrics.jsonl)
 fi
 ! grep -Eq '^## .*(status [1-9]|no time left)' "$OUT/report.md"

@@ -1,4 +1,4 @@
-"""The losses on replaced tokens by depth against a naive loop with the model's own parts, and a case by hand."""
+"""The losses on replaced tokens by depth against a naive loop with the model's own parts, and a case by hand; their figure."""
 
 import math
 
@@ -12,8 +12,8 @@ from amos_fairseq.data.masked_blocks import MaskedBlockDataset
 from amos_fairseq.data.seeding import Purpose, noise_seed
 from amos_fairseq.functional.sampling import gumbel_max, gumbel_noise
 from amos_fairseq.models.pretraining import PretrainingBatch
-from amos_fairseq.report import replaced_tokens
-from amos_fairseq.report.replaced_tokens import held_out_blocks, replaced_token_losses
+from amos_fairseq.report import losses_by_depth
+from amos_fairseq.report.losses_by_depth import density, held_out_blocks, loss_distributions, replaced_token_losses
 
 LENGTH = 20
 
@@ -31,7 +31,7 @@ def masked(loaded, blocks, seed):
 @pytest.mark.parametrize("separate", [False, True])
 def test_losses_equal_a_naive_loop(tmp_path, separate, monkeypatch):
     """Two blocks at a time; sampled from the logits of one depth, detected block by block, -log P in double precision."""
-    monkeypatch.setattr(replaced_tokens, "TOKENS_AT_ONCE", 2 * LENGTH)
+    monkeypatch.setattr(losses_by_depth, "TOKENS_AT_ONCE", 2 * LENGTH)
     loaded = load(tmp_path, separate_generators=separate)
     model, text = loaded.model, "\n".join(CORPUS)
     blocks = held_out_blocks(loaded, text)
@@ -99,3 +99,32 @@ def test_objectives(tmp_path, objective, settings):
     detects = objective != "mlm" and settings != REPLACE_MLM
     assert [of_depth.depth for of_depth in losses] == ["2"] * detects
     assert all(np.isfinite(of_depth.losses).all() and len(of_depth.losses) for of_depth in losses)
+
+
+def test_density_is_a_sum_of_gaussians_reflected_at_zero():
+    values, points = np.array([0.05, 0.4, 0.5, 2.0]), np.linspace(0, 8, 4001)
+    width = values.std(ddof=1) * len(values) ** (-1 / 5)  # Scott's rule
+
+    def kernel(x: float, at: float) -> float:
+        return math.exp(-0.5 * ((x - at) / width) ** 2) / (width * math.sqrt(2 * math.pi))
+
+    expected = [sum(kernel(x, at) + kernel(x, -at) for at in values) / len(values) for x in points]
+    found = density(values, points)
+    assert found == pytest.approx(expected)
+    assert np.trapezoid(found, points) == pytest.approx(1, abs=1e-4)
+    for equal in ([1.5, 1.5], []):
+        assert density(np.array(equal), points) is None
+
+
+def test_each_group_has_a_histogram_a_curve_and_its_mean():
+    values = np.array([0.5, 1.0, 3.0])
+    figure = loss_distributions({"a $run": {"depth 1": values, "depth 2": np.array([2.0, 2.0])}, "b": {}})
+    first, second = figure.axes[:2]
+    assert first.get_title() == r" a \$run"
+    assert sum(patch.get_height() * patch.get_width() for patch in first.patches[:40]) == pytest.approx(1)
+    curve, mean, mean_without_curve = first.get_lines()
+    assert len(curve.get_xdata()) == 400
+    assert (mean.get_xdata()[0], mean_without_curve.get_xdata()[0]) == (1.5, 2.0)
+    labels = [text.get_text() for text in first.get_legend().get_texts()]
+    assert labels == [" depth 1, mean 1.50", " depth 2, mean 2.00"]
+    assert second.get_lines() == []

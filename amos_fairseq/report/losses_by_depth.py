@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from matplotlib.figure import Figure
+from scipy.stats import gaussian_kde
 from torch import Tensor
 from torch.nn.functional import softplus
 
@@ -19,13 +21,14 @@ from amos_fairseq.checkpoints.read import LoadedCheckpoint
 from amos_fairseq.data.corpus import read_blocks, require_split
 from amos_fairseq.data.masked_blocks import MaskedBlockDataset
 from amos_fairseq.data.seeding import Purpose, noise_seed
-from amos_fairseq.errors import UserError
 from amos_fairseq.models.amos import AmosModel
 from amos_fairseq.models.pretraining import PretrainingBatch, PretrainingModel
 from amos_fairseq.modules.mixture import MixtureWeights
+from amos_fairseq.output.pictures import depth_colours, figure_of_panels, legend_label, run_style
 from amos_fairseq.output.terminal import progress_bar
 
 TOKENS_AT_ONCE = 4096  # in one forward pass
+NUM_BINS, NUM_POINTS = 40, 400  # of a histogram; of a curve that looks smooth
 
 
 @dataclass(frozen=True)
@@ -48,7 +51,7 @@ def held_out_blocks(loaded: LoadedCheckpoint, text: str | None) -> Sequence[Tens
     if text is not None:
         return loaded.tokens(text)[1:].split(size - 1)
     path = validation_split(loaded)
-    require_split(path)
+    require_split(path, "give a held-out text with --text FILE")
     return read_blocks(path, loaded.dictionary, size, str(loaded.task.get("sample_break_mode") or "none"))
 
 
@@ -80,8 +83,6 @@ def replaced_token_losses(
     discriminator, which was trained on the mixture of the depths.
     """
     model = loaded.model
-    if not isinstance(model, PretrainingModel):
-        raise UserError(f"{loaded.file} holds a model without a generator: give a run of pretraining")
     masking = {"tokens_per_block": tokens_per_block(loaded), "mask_prob": loaded.task["mask_prob"], "seed": seed}
     dataset = MaskedBlockDataset(blocks, loaded.dictionary, **masking, training=False)
     num_blocks = min(len(blocks), math.ceil(num_masked / dataset.slots))
@@ -128,3 +129,39 @@ def _only_depth(model: PretrainingModel, depth: int) -> Iterator[None]:
         yield
     finally:
         model.mixture = mixture
+
+
+def loss_distributions(panels: dict[str, dict[str, np.ndarray]]) -> Figure:
+    """Draw a histogram, a density and the mean of groups of losses [N], which are not negative; by title and label."""
+    figure, axes = figure_of_panels(len(panels), 2)
+    largest = max((losses.max() for groups in panels.values() for losses in groups.values() if len(losses)), default=1)
+    bins, points = np.linspace(0, largest, NUM_BINS + 1), np.linspace(0, largest, NUM_POINTS)
+    for (title, groups), ax in zip(panels.items(), axes, strict=True):
+        for index, (name, losses) in enumerate(groups.items()):
+            if not len(losses):
+                continue
+            style = {"color": depth_colours(len(groups))[index], "linestyle": run_style(index)[0]}
+            ax.hist(losses, bins, density=True, color=style["color"], alpha=0.22)
+            if (curve := density(losses, points)) is not None:
+                ax.plot(points, curve, linewidth=1.6, **style)
+            label = f"{legend_label(name)}, mean {losses.mean():.2f}"
+            ax.axvline(losses.mean(), linewidth=1, alpha=0.8, label=label, **style)
+        ax.set_title(legend_label(title) if len(panels) > 1 else "")
+        ax.set(xlabel="discriminator loss on a replaced token (nats)", ylabel="density", xlim=(0, largest))
+        if ax.get_legend_handles_labels()[0]:
+            ax.legend(frameon=False, fontsize=8)
+    return figure
+
+
+def density(values: np.ndarray, points: np.ndarray) -> np.ndarray | None:
+    """Estimate the density of values that are not negative: a Gaussian kernel (Scott's rule), reflected at 0.
+
+    A loss cannot be negative. Without the reflection, the mass of the kernels below 0 would be lost there.
+
+    Returns:
+        The density at ``points`` [P]; None for fewer than two different values.
+    """
+    if len(np.unique(values)) < 2:
+        return None
+    estimate = gaussian_kde(values)
+    return estimate(points) + estimate(-points)
