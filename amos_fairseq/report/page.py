@@ -174,7 +174,7 @@ def cost_column(run: Run) -> dict[str, str]:
         "precision": precision,
         "updates": f"{run.num_updates:,}",
         "tokens": tokens,
-        "FLOPs, matrix products": flops_in_words(run.num_updates, run.flops_per_update),
+        "FLOPs": flops_in_words(run.num_updates, run.flops_per_update),
         "hours": unlogged if run.seconds is None else f"{run.seconds / 3600:,.2f}",
         "tokens per second, median": f"{run.tokens_per_second:,.0f}" if run.tokens_per_second else unlogged,
         "machine": run.hardware or machine,

@@ -102,7 +102,7 @@ def test_page_of_an_amos_run(tmp_path, text, monkeypatch):
     assert report.rows["replaced tokens from"] == ["learned mixture, depths 1, 2, 4"]
     assert report.rows["updates"] == ["20"]
     assert report.rows["tokens"] == [f"{20 * flops.tokens_per_update:,} ({flops.tokens_per_update:,} an update)"]
-    assert report.rows["FLOPs, matrix products"] == [flops_in_words(20, flops.per_update)]
+    assert report.rows["FLOPs"] == [flops_in_words(20, flops.per_update)]
     assert (report.rows["hours"], report.rows["tokens per second, median"]) == (["1.00"], ["200"])
     assert report.rows["glue (<i>a & $run, 7 updates)"] == ["70.0 ± 0.5", "50.0 ± 0.5"]
     assert report.rows["random (<i>a & $run, random weights)"] == ["35.0 ± 0.5", "-"]
