@@ -167,8 +167,8 @@ def test_a_run_is_read_without_the_file_of_its_generator(objective: str, tmp_pat
     with pytest.raises(UserError, match=r"^--generator-checkpoint: .*generator/checkpoint_last.pt is missing: give"):
         inspect_text(load_checkpoint(run), TEXT, seed=1)
     add_settings(run, f"{objective}_tiny")
-    (reported,) = read_runs([str(run)])
-    assert "checkpoint_last.pt is missing" in reported.missing["losses"]
+    (reported,) = read_runs([run])
+    assert "checkpoint_last.pt is missing" in reported.notes[0]
 
     changed = torch.load(moved, weights_only=True)
     changed["model"]["mlm_head.bias"][5] += 1
