@@ -283,12 +283,20 @@ def whole_folder(path: Path, replace: bool = False) -> Iterator[Path]:
     try:
         unfinished.mkdir(parents=True)
         yield unfinished
+        _sync(unfinished)
         if replace and os.path.lexists(path):
             _exchange(unfinished, path)
         else:
             os.rename(unfinished, path)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def _sync(folder: Path) -> None:
+    for path in folder.rglob("*"):
+        if path.is_file() and not path.is_symlink():
+            with path.open("rb") as file:
+                os.fsync(file.fileno())  # a rename may reach the disk before the content does
 
 
 def _exchange(unfinished: Path, path: Path) -> None:

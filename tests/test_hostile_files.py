@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from amos_fairseq.adaptation.adapt import is_finished
 from amos_fairseq.downstream.spans.dataset import Example, read_squad_manifest
 from amos_fairseq.downstream.texts.command import read_glue_data
 from amos_fairseq.errors import UserError
@@ -19,7 +20,6 @@ from amos_fairseq.inputs.question_files import read_squad
 from amos_fairseq.report.page import scores_table
 from amos_fairseq.strangers import read_json, read_json_lines
 from amos_fairseq.text import prepare as prepare_text
-from amos_fairseq.text.prepared_data import is_finished
 
 TEXTS = (
     *("null", "5", "[]", "[5]", "{}", '"x"', "true", "", "\0", "{", "Infinity", "NaN", '"\\ud800"'),

@@ -68,8 +68,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     A :class:`UserError` exits with one line and status 1, wrong flags with status 2, Ctrl-C with status 130.
     """
-    parser = build_parser()
-    refuse_unknown_subcommand(parser, sys.argv[1:] if arguments is None else arguments)
+    parser, arguments = build_parser(), prepare.with_kind(sys.argv[1:] if arguments is None else arguments)
+    refuse_unknown_subcommand(parser, arguments)
     if "_ARGCOMPLETE" in os.environ:  # the shell asks for completions (docs: pip install argcomplete)
         import argcomplete
 

@@ -27,7 +27,6 @@ TEXT = "text"
 KINDS = {
     TEXT: ("text.prepare", "it continues after the last finished part"),
     "glue": ("downstream.texts.glue.prepare", "finished tasks are skipped"),
-    "glue-download": ("downstream.texts.glue.download", "finished tasks are skipped"),
     "squad": ("downstream.spans.prepare", "it starts again"),
     "tagging": ("downstream.words.prepare", "it starts again"),
     "probing": ("probing.tasks", "it starts again"),
@@ -38,44 +37,24 @@ class KindFormatter(HelpFormatter, argparse.RawDescriptionHelpFormatter):
     pass
 
 
-class KindParser(argparse.ArgumentParser):
-    """The parser of a kind: options may stand between the arguments, and OUT may be given as the value of --out."""
-
-    is_parsing = False
-
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        if self.is_parsing:
-            return super().parse_known_args(args, namespace)
-        self.is_parsing = True  # argparse's methods call this one
-        parsed, rest = self.parse_known_intermixed_args(args, namespace)
-        self.is_parsing = False
-        if rest:  # here, where the usage is that of the kind
-            self.error(f"unrecognized arguments: {' '.join(rest)}")
-        if "out_option" in parsed:
-            if (parsed.out is None) == (parsed.out_option is None):
-                self.error("give the output directory once, as OUT or by --out DIR")
-            parsed.out = parsed.out or parsed.out_option
-        return parsed, rest
-
-
 def add_parser(subparsers: Any) -> None:
     parser = add_subcommand(subparsers, "prepare", "convert text, GLUE, SQuAD, ... to binarized data", DESCRIPTION, run)
     parser.formatter_class = KindFormatter
-    kinds = parser.add_subparsers(dest="kind", metavar="KIND", required=True, parser_class=KindParser)
-    parse = parser.parse_known_args
-    # An instance's method, because argparse chooses the class of subparsers for all of them.
-    parser.parse_known_args = lambda args, namespace=None: parse(with_kind(args, kinds.choices), namespace)
-    for add in (add_text, add_glue, add_glue_download, add_squad, add_tagging, add_probing):
+    kinds = parser.add_subparsers(dest="kind", metavar="KIND", required=True)
+    for add in (add_text, add_glue, add_squad, add_tagging, add_probing):
         add(kinds)
 
 
-def with_kind(arguments: Sequence[str], kinds: Sequence[str]) -> list[str]:
-    """Return the arguments behind ``amos prepare``, with the kind ``text`` where none is given."""
-    has_kind = not arguments or arguments[0] in (*kinds, "-h", "--help")
-    return list(arguments) if has_kind else [TEXT, *arguments]
+def with_kind(arguments: Sequence[str]) -> list[str]:
+    """Return the arguments of ``amos``, with the kind ``text`` behind ``prepare`` where none is given."""
+    has_kind = list(arguments[:1]) != ["prepare"] or set(arguments[1:2]) <= {*KINDS, "-h", "--help"}
+    return list(arguments) if has_kind else ["prepare", TEXT, *arguments[1:]]
 
 
 def run(arguments: argparse.Namespace) -> None:
+    if "out" not in arguments:
+        arguments.parser.error("give the output directory, as OUT or by --out DIR")
+    arguments.out = Path(arguments.out)
     name, repeated = KINDS[arguments.kind]
     with root_logger_kept():
         module = importlib.import_module(f"amos_fairseq.{name}")
@@ -95,8 +74,9 @@ def add_tokenizer_and_out(add: Any) -> None:
 
 
 def add_out(add: Any) -> None:
-    add("out", type=Path, nargs="?", metavar="OUT", help="output directory")
-    add("--out", dest="out_option", type=Path, metavar="DIR", help="the same as OUT")
+    # Without a default or type, which argparse would apply where it is not given.
+    add("out", nargs="?", default=argparse.SUPPRESS, metavar="OUT", help="output directory, the last argument")
+    add("--out", type=Path, default=argparse.SUPPRESS, metavar="DIR", help="the same as OUT")
 
 
 def add_workers(add: Any) -> None:
@@ -155,9 +135,9 @@ def add_glue(kinds: Any) -> None:
     description = f"""\
 Convert GLUE's official TSV files to the input of fairseq's sentence_prediction.
 
-Tasks: {", ".join(TASKS)}. Files are UTF-8, plain or as .gz, .xz or .zst; test files may be missing. OUT gets
-tokenizer/ and a directory for each task. A finished task is skipped while its files, the tokenizer and the
-settings are the same, and made again otherwise. docs/glue.md describes both layouts."""
+Tasks: {", ".join(TASKS)}. Files are UTF-8, plain or as .gz, .xz or .zst; test files may be missing. OUT gets a
+directory for each task. A task that is there, made from the same files with the same settings, is skipped.
+docs/glue.md describes both layouts."""
     add = add_kind(kinds, "glue", "GLUE's files to the tasks that amos glue fine-tunes on", description)
     add("glue", type=Path, metavar="GLUE_DIR", help="directory of the official download: CoLA/train.tsv, ...")
     add("tasks", metavar="TASK|ALL", help="a task, several separated by commas, or ALL that are in GLUE_DIR")
@@ -165,18 +145,6 @@ settings are the same, and made again otherwise. docs/glue.md describes both lay
     add_workers(add)
     add("--max-train-rows", type=int, metavar="N", help="sample at most N training rows (default: all)")
     add("--seed", type=int, default=1, help="samples the rows of --max-train-rows")
-
-
-def add_glue_download(kinds: Any) -> None:
-    description = f"""\
-Download GLUE from nyu-mll/glue on Hugging Face's hub, and write the tables that amos prepare glue reads (pip install
-'amos_fairseq[data]').
-
-Tasks: {", ".join(TASKS)}; all of them if none is given. A task that is already there is skipped. The data has its own
-licenses: docs/glue.md."""
-    add = add_kind(kinds, "glue-download", "download GLUE", description)
-    add("out", type=Path, metavar="OUT", help="output directory, GLUE_DIR of amos prepare glue")
-    add("tasks", nargs="*", metavar="TASK", help="tasks to download (default: all)")
 
 
 def add_squad(kinds: Any) -> None:

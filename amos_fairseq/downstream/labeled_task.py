@@ -24,7 +24,6 @@ from amos_fairseq.errors import UserError
 from amos_fairseq.setting_checks import setting
 from amos_fairseq.tasks.corpus_task import CorpusTask, arch_name
 
-TASK_FILE = "task.json"  # what amos prepare writes beside the texts and labels of a task
 AVERAGE = "average"  # of the main scores of several tasks, in logs and results
 
 

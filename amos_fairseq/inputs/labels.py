@@ -16,6 +16,7 @@ from amos_fairseq.strangers import parse_json
 
 # What a label is: one class of several, any number of labels, or a number (a regression).
 KINDS = ("classes", "labels", "number")
+TASK_FILE = "task.json"  # in prepared tables: kind and names of the labels, sources, counts
 # Whole numbers with at most this many different values may have gaps: -1 and 1, or stars without a 3.
 FEW_CLASSES = 20
 MOST_CLASSES = 10_000

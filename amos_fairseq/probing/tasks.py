@@ -19,14 +19,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.files import file_sha256, json_text, whole_folder
+from amos_fairseq.files import file_sha256, json_text
 from amos_fairseq.inputs.input_files import read_lines
 from amos_fairseq.inputs.schemes import notation_of, spans_of
 from amos_fairseq.inputs.sentences import Sentence, join_words, spaces_in
 from amos_fairseq.inputs.word_files import heads_of, read_conllu, read_sentences
 from amos_fairseq.output.terminal import say
 from amos_fairseq.strangers import field, parse_json, plain_name, text_in
-from amos_fairseq.text.prepared_data import check_inputs, describe_source, is_finished
+from amos_fairseq.text.prepared_data import check_inputs, describe_source, fill_out
 
 SPLITS = ("train", "valid", "test")
 # Tasks in the order of the semantic depth that AMOS "Figure 4" takes from Tenney et al. (2019a); others follow by name.
@@ -283,15 +283,16 @@ def run(args: argparse.Namespace) -> None:
         for flag, paths in corpora.items()
         for split, path in paths.items()
     ]
-    if is_finished(out, {"sources": sources}, "probing", MANIFEST):
-        return
-    with whole_folder(out.absolute()) as unfinished:
+
+    def write(directory: Path) -> None:
         counts = {}
         for flag, paths in corpora.items():
             for name, splits in convert(flag, paths).items():
-                counts[name] = write_task(unfinished / name, splits)
-        (unfinished / MANIFEST).write_text(json_text({"sources": sources, "tasks": counts}), encoding="utf-8")
-    say(f"done: amos probe --checkpoint RUN --data {shlex.quote(str(out))} --out RESULTS")
+                counts[name] = write_task(directory / name, splits)
+        (directory / MANIFEST).write_text(json_text({"sources": sources, "tasks": counts}), encoding="utf-8")
+
+    if fill_out(out, {"sources": sources}, MANIFEST, write):
+        say(f"done: amos probe --checkpoint RUN --data {shlex.quote(str(out))} --out RESULTS")
 
 
 def corpora_of(args: argparse.Namespace) -> dict[str, dict[str, Path]]:

@@ -10,6 +10,7 @@ from amos_fairseq.downstream.labeled_task import AVERAGE
 from amos_fairseq.downstream.mixed_tasks import check_epoch, note_on_shares, rows_per_epoch
 from amos_fairseq.downstream.texts.command import TextData
 from amos_fairseq.downstream.texts.glue.command import Glue
+from amos_fairseq.downstream.texts.glue.tasks import AVERAGED
 from amos_fairseq.downstream.texts.scores import average_score
 from amos_fairseq.downstream.texts.teachers import MULTI
 from amos_fairseq.errors import UserError
@@ -55,7 +56,7 @@ class MultiTaskGlue(Glue):
             scores = self.evaluate_table(data, f"{name}.", loaded, device, stop)
             all_scores |= {f"{name} {score}": value for score, value in scores.items()}
             mains[name] = scores[data.main_score]
-        return {AVERAGE: average_score(mains)} | all_scores
+        return {AVERAGE: average_score(mains, AVERAGED)} | all_scores
 
     def setup(self) -> dict[str, Any]:
         more = {"multi_task": list(self.prepared), "sampling_exponent": self.options.sampling_exponent}

@@ -20,7 +20,7 @@ from amos_fairseq.downstream.labeled_task import AVERAGE, LabeledCriterion, log_
 from amos_fairseq.downstream.mixed_tasks import SAMPLING_EXPONENT, MixedTasks
 from amos_fairseq.downstream.model import TextModel
 from amos_fairseq.downstream.texts.dataset import head_outputs, read_targets, read_task_record
-from amos_fairseq.downstream.texts.scores import average_score, main_score
+from amos_fairseq.downstream.texts.scores import average_score
 from amos_fairseq.downstream.texts.task import (
     TextClassificationConfig,
     TextClassificationTask,
@@ -31,11 +31,12 @@ from amos_fairseq.downstream.texts.task import (
     vocabulary_of,
 )
 from amos_fairseq.errors import UserError
-from amos_fairseq.inputs.labels import KINDS
 from amos_fairseq.modules.heads import pool
 from amos_fairseq.setting_checks import setting
 
 LOSS, ROWS = "loss_", "_rows_"  # and the name of a task
+# And kind, main score, whether that is in the average (1 or 0), and name of a task, divided by /.
+SUM = "_sum/"
 
 
 class MultiTaskModel(TextModel):
@@ -78,7 +79,7 @@ class TextTask:
 
     @classmethod
     def of(cls, directory: Path, train_subset: str) -> "TextTask":
-        record = read_task_record(directory, "give directories with task.json, separated by ':'")
+        record = read_task_record(directory)
         name = record["task"]
         if "." in name or hasattr(nn.ModuleDict(), name):
             raise UserError(f"{directory}: a head cannot have the name of the task, {name!r}: rename the task")
@@ -93,6 +94,14 @@ class TextTask:
     @property
     def kind(self) -> str:
         return self.record["kind"]
+
+    @property
+    def main_score(self) -> str:
+        return self.record["scores"][0]
+
+    @property
+    def is_averaged(self) -> bool:
+        return self.record.get("in_average", False)
 
 
 @register_task("multi_task", dataclass=MultiTaskConfig)
@@ -167,7 +176,7 @@ class MultiTaskCriterion(LabeledCriterion):
     def __init__(self, task: Any) -> None:
         super().__init__(task)
         self.text_tasks, self.gold_weight = task.text_tasks, 1.0
-        mains = (f"{main_score(name, task.kind)}_{name}" for name, task in self.text_tasks.items())
+        mains = (f"{task.main_score}_{name}" for name, task in self.text_tasks.items())
         self.of_validation = (AVERAGE, *mains)
 
     def forward(self, model: Any, sample: dict, reduce: bool = True) -> tuple[Tensor, int, dict[str, Any]]:
@@ -183,7 +192,8 @@ class MultiTaskCriterion(LabeledCriterion):
             if "teacher" in rows:
                 log["_gold_weight"] = self.gold_weight * num_rows
             if not model.training:
-                log[f"_{task.kind}_{name}"] = sum_to_score(task.kind, of_task, rows)
+                key = f"{SUM}{task.kind}/{task.main_score}/{int(task.is_averaged)}/{name}"
+                log[key] = sum_to_score(task.kind, of_task, rows)
         loss = torch.stack(losses).sum()
         return loss, num_rows, log | {"loss": loss.detach()}
 
@@ -191,27 +201,28 @@ class MultiTaskCriterion(LabeledCriterion):
     def reduce_metrics(logging_outputs: list[dict[str, Any]]) -> None:
         """Log the mean loss of all rows and of each task's and, in validation, the scores of all rows so far."""
         scores: dict[str, Callable[[Any], float]] = {}
+        averaged: list[str] = []
         totals = log_means(logging_outputs, "loss", "_gold_weight")
         for key, total in totals.items():
             if key.startswith(LOSS):
                 count = float(totals[f"{ROWS}{key.removeprefix(LOSS)}"])
                 metrics.log_scalar(key, mean(total, count), count, round=4)
-            for kind in KINDS:
-                if key.startswith(f"_{kind}_"):
-                    metrics.log_scalar_sum(key, total.cpu())
-                    name = key.removeprefix(f"_{kind}_")
-                    scores[name] = log_main_score(key, name, kind)
+            if key.startswith(SUM):
+                metrics.log_scalar_sum(key, total.cpu())
+                kind, main, is_averaged, name = key.removeprefix(SUM).split("/")
+                scores[name] = log_main_score(key, name, kind, main)
+                averaged += [name] if is_averaged == "1" else []
 
         def average(meters: Any) -> float:
-            return round(average_score({name: score(meters) for name, score in scores.items()}), 4)
+            return round(average_score({name: score(meters) for name, score in scores.items()}, averaged), 4)
 
         if scores:
             metrics.log_derived(AVERAGE, average)
 
 
-def log_main_score(key: str, name: str, kind: str) -> Callable[[Any], float]:
-    """Log the main score of a task, and return it as a function of the meters."""
-    main, scores = main_score(name, kind), scores_of(key, kind)
+def log_main_score(key: str, name: str, kind: str, main: str) -> Callable[[Any], float]:
+    """Log the score ``main`` of a task, and return it as a function of the meters."""
+    scores = scores_of(key, kind)
 
     def score(meters: Any) -> float:
         return round(scores(meters)[main], 4)

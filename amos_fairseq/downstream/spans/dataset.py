@@ -11,6 +11,7 @@ dict.txt  tokenizer/  squad.json                vocabulary; sources, counts and 
 """
 
 import functools
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,7 +23,8 @@ from amos_fairseq.data.corpus import check_prepared, open_lines
 from amos_fairseq.downstream.labeled_task import LabeledSequences
 from amos_fairseq.errors import UserError
 from amos_fairseq.inputs.question_files import MANIFEST, TOKEN_ARRAYS, Example
-from amos_fairseq.strangers import field, parse_json, plain_name, read_json, read_json_lines, text_in, whole_number
+from amos_fairseq.strangers import read_json_lines
+from amos_fairseq.text.prepared_data import read_manifest
 
 _HINT = "give the directory that amos prepare squad wrote"
 
@@ -42,10 +44,6 @@ class SquadSplit:
         same_lengths = np.array_equal(lengths, self.starts.sizes) and np.array_equal(lengths, self.ends.sizes)
         if len(self.questions) != len(self.examples) or not same_lengths:
             raise UserError(f"{prefix}.*: the files do not belong together; prepare the data again")
-        for example in self.examples:
-            if example.context >= len(lengths) or any(last >= lengths[example.context] for _, last in example.spans):
-                problem = f"the answers of {example.id!r:.60} are not in its context"
-                raise UserError(f"{prefix}.examples.jsonl is damaged ({problem}): prepare the data again")
 
     def __len__(self) -> int:
         return len(self.examples)
@@ -53,7 +51,7 @@ class SquadSplit:
     @functools.cached_property
     def texts(self) -> list[str]:
         path = self.directory / f"{self.split}.contexts.jsonl"
-        return read_json_lines(path, _HINT, lambda line: text_in(parse_json(line)["text"]))
+        return read_json_lines(path, _HINT, lambda line: json.loads(line)["text"])
 
     def offsets(self, context: int) -> tuple[np.ndarray, np.ndarray]:
         """Return start and end (exclusive) of each token of a paragraph, in characters: [length], [length]."""
@@ -61,19 +59,7 @@ class SquadSplit:
 
 
 def read_squad_manifest(directory: Path) -> dict[str, Any]:
-    path = directory / MANIFEST
-    manifest = read_json(path, f"it was not written by amos prepare; {_HINT}")
-    try:
-        field(manifest, "settings", dict)
-        text_in(manifest["tokenizer_sha256"])
-        for split in ("train", "valid"):
-            for count in ("questions", "source_questions", "impossible"):
-                whole_number(manifest["splits"][split][count])
-            for text in (manifest["sources"][split]["name"], *manifest["splits"][split].get("notes", ())):
-                plain_name(text)
-    except (ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{path} was not written by amos prepare: {_HINT}") from error
-    return manifest
+    return read_manifest(directory / MANIFEST)
 
 
 class WindowLimits(NamedTuple):

@@ -15,19 +15,14 @@ from typing import Any
 import numpy as np
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.inputs.file_kinds import in_mib
 from amos_fairseq.inputs.question_files import (
-    HINT,
-    LARGEST_FILE_BYTES,
     MANIFEST,
     TOKEN_ARRAYS,
     Answer,
     Example,
     Paragraph,
-    SquadFile,
     named,
     read_squad,
-    task_name,
     words_of,
 )
 from amos_fairseq.inputs.splits import seen_note
@@ -35,7 +30,6 @@ from amos_fairseq.output.terminal import progress_bar, say
 from amos_fairseq.text.encoding import NUM_FAIRSEQ_SYMBOLS, UNKNOWN_ID, BinarizedFile, describe_loss, lost_shares
 from amos_fairseq.text.prepared_data import (
     Sample,
-    check_inputs,
     description_of,
     fill_out,
     prepared_data,
@@ -54,20 +48,12 @@ NAMED_ANSWERS = 20  # of each that do not fit, in squad.json
 
 def run(arguments: argparse.Namespace) -> None:
     sources = {"train": arguments.train, "valid": arguments.dev}
-    check_inputs(list(sources.values()), HINT)
-    for path in sources.values():
-        if path.stat().st_size > LARGEST_FILE_BYTES:  # before its sha256 is computed
-            raise UserError(f"{path} holds more than {in_mib(LARGEST_FILE_BYTES)}: divide it into smaller files")
     if arguments.max_train_questions is not None and arguments.max_train_questions < 1:
         raise UserError(f"--max-train-questions {arguments.max_train_questions} must be at least 1")
     out, tokenizer = arguments.out, load_tokenizer(arguments.tokenizer)
     sample = Sample(arguments.max_train_questions, arguments.seed)
     description = description_of(sources, tokenizer, sample.describe("max_train_questions"))
-
-    def write(directory: Path) -> None:
-        _write(directory, {split: read_squad(path) for split, path in sources.items()}, description, tokenizer, sample)
-
-    if fill_out(out, description, "SQuAD", MANIFEST, write):
+    if fill_out(out, description, MANIFEST, lambda folder: _write(folder, sources, description, tokenizer, sample)):
         command = f"fairseq-train {shlex.quote(str(out))} --user-dir amos_fairseq --task squad ..."
         say(f"done: {command}; counts in {out}/{MANIFEST}")
 
@@ -75,15 +61,10 @@ def run(arguments: argparse.Namespace) -> None:
 def prepare_squad_inside(out: Path, train: Path, dev: Path, tokenizer: Tokenizer) -> Path:
     """Return what ``amos prepare squad`` makes of both files, inside of OUT of ``amos squad``."""
     sources, sample = {"train": train, "valid": dev}, Sample(None, seed=1)
-    check_inputs([dev], HINT)
-    dev_file = read_squad(dev)
-    name = task_name(any(question.is_impossible for question in dev_file.questions))
     description = description_of(sources, tokenizer, sample.describe("max_train_questions"))
-
-    def write(directory: Path) -> None:
-        _write(directory, {"train": read_squad(train), "valid": dev_file}, description, tokenizer, sample)
-
-    return prepared_data(out, name, sources, tokenizer, {}, write, used_by=[f"runs/{name}"])
+    return prepared_data(
+        out, "squad", description, lambda folder: _write(folder, sources, description, tokenizer, sample)
+    )
 
 
 def sample_questions(paragraphs: Sequence[Paragraph], sample: Sample) -> Sequence[Paragraph]:
@@ -101,8 +82,9 @@ def sample_questions(paragraphs: Sequence[Paragraph], sample: Sample) -> Sequenc
 
 
 def _write(
-    directory: Path, files: dict[str, SquadFile], description: dict[str, Any], tokenizer: Tokenizer, sample: Sample
+    directory: Path, sources: dict[str, Path], description: dict[str, Any], tokenizer: Tokenizer, sample: Sample
 ) -> None:
+    files = {split: read_squad(path) for split, path in sources.items()}
     save_tokenizer(tokenizer, directory)
     facts = {}
     written = {split: file.paragraphs for split, file in files.items()}

@@ -1,5 +1,4 @@
-"""Prepared tables of texts, and the benchmark that trains a model for each and scores it: ``amos classify`` has one table, and
-GLUE is a list of them."""
+"""Prepared tables of texts, and the benchmark that trains a model for each and scores it: ``amos classify`` has one table."""
 
 import argparse
 import dataclasses
@@ -15,9 +14,7 @@ import numpy as np
 from torch import Tensor
 
 from amos_fairseq.checkpoints.read import LoadedCheckpoint, load_checkpoint
-from amos_fairseq.downstream.labeled_task import TASK_FILE
 from amos_fairseq.downstream.texts.dataset import (
-    PREPARE_AGAIN,
     ShortenedTexts,
     check_texts,
     chosen_rows,
@@ -25,11 +22,9 @@ from amos_fairseq.downstream.texts.dataset import (
     read_targets,
     read_task_record,
 )
-from amos_fairseq.downstream.texts.glue.tasks import DIAGNOSTIC, INTERMEDIATE_TASK, TASKS
 from amos_fairseq.downstream.texts.labeling import label_table, predict_logits, spell_predictions
 from amos_fairseq.downstream.texts.prepare import NAME, prepare_inside
-from amos_fairseq.downstream.texts.scores import MAIN_SCORES, SCORES, main_score, predictions_of, task_scores
-from amos_fairseq.errors import UserError
+from amos_fairseq.downstream.texts.scores import SCORES, predictions_of, text_scores
 from amos_fairseq.experiments.benchmark import (
     Benchmark,
     BenchmarkTask,
@@ -54,12 +49,11 @@ from amos_fairseq.experiments.runner import run_and_print, stoppable
 from amos_fairseq.experiments.session import Session, find_devices, preparing, session_from
 from amos_fairseq.files import csv_lines, write_text
 from amos_fairseq.strangers import read_text
+from amos_fairseq.text.prepared_data import PREPARE_AGAIN
 
-# Readers of QQP count its broken lines differently; a rebuilt or truncated file differs by more.
-ROWS_TOLERANCE = 0.001
 CONSTANTS = {"classes": "most frequent class", "labels": "most frequent labels", "number": "mean of training"}
 # The fields of task.json that, with the source files, determine the data.
-IDENTITY_FIELDS = ("task", "kind", "labels", "tokenizer_sha256", "max_train_rows", "seed")
+IDENTITY_FIELDS = ("task", "kind", "labels", "tokenizer_sha256", "settings")
 
 
 @dataclass(frozen=True)
@@ -85,14 +79,14 @@ class TextData:
 
     @property
     def main_score(self) -> str:
-        return main_score(self.name, self.kind)
+        """The score that selects the best checkpoint and seed."""
+        return self.record["scores"][0]
 
     @property
     def dev_splits(self) -> dict[str, str]:
-        """Dev split -> suffix of its scores: "", and "_mm" for MNLI's mismatched set."""
-        return {
-            split: "_mm" if split == "valid1" else "" for split in self.record["splits"] if split.startswith("valid")
-        }
+        """Dev split -> suffix of its scores, which is empty where there is one such split."""
+        splits = self.record["splits"].items()
+        return {split: facts.get("suffix", "") for split, facts in splits if split.startswith("valid")}
 
     @property
     def num_train(self) -> int:
@@ -118,21 +112,15 @@ class TextData:
         """Return what identifies the training rows for any tokenizer: source, number, choice and labels."""
         facts = self.record["splits"]["train"]
         chosen = {"source_sha256": facts.get("sha256"), "rows": self.num_train, "of_rows": facts["rows"]}
-        chosen |= {name: self.record.get(name) for name in ("max_train_rows", "seed")}
+        chosen["settings"] = self.record["settings"]
         return {"task": self.name, "kind": self.kind, "labels": self.label_names} | chosen
 
     def notes(self) -> Iterator[str]:
         name = self.name
-        official_rows = TASKS[name].official_rows if name in TASKS else {}
-        for split, facts in self.record["splits"].items():
-            official, source = official_rows.get(split), facts.get("source_rows", facts["rows"])
-            if official and abs(source - official) > ROWS_TOLERANCE * official and not split.startswith("test"):
-                yield (
-                    f"{name}: the {split} file ({facts.get('source', split)}) has {source:,} rows, the official one "
-                    f"{official:,}; the scores are not comparable with published ones"
-                )
-            if split == "train" and self.num_train < source:
-                yield f"{name}: trained on {self.num_train:,} of {source:,} rows"
+        facts = self.record["splits"]["train"]
+        source = facts.get("source_rows", facts["rows"])
+        if self.num_train < source:
+            yield f"{name}: trained on {self.num_train:,} of {source:,} rows"
         yield from (f"{name}: {note}" for note in self.record.get("notes", ()))
 
     def notes_on_cut_rows(self, max_positions: int, separators: Collection[int | None]) -> Iterator[str]:
@@ -172,7 +160,7 @@ class TextData:
         scores: dict[str, float] = {}
         for split, suffix in self.dev_splits.items():
             dev = self.labels(split)
-            of_split = task_scores(self.name, kind, np.broadcast_to(constant, dev.shape), dev)
+            of_split = self.score(np.broadcast_to(constant, dev.shape), dev)
             scores |= {f"{name}{suffix}": value for name, value in of_split.items()}
         return Baselines(self.record["splits"]["valid"]["rows"], {CONSTANTS[kind]: scores})
 
@@ -183,7 +171,10 @@ class TextData:
         targets = self.labels("train")[chosen, None]
         inputs = ([FrozenInput(texts[row]) for row in chosen], targets, [FrozenInput(dev[row]) for row in rows])
         predicted = linear_predictions(checkpoint, self.kind, *inputs, device, stop)
-        return task_scores(self.name, self.kind, np.concatenate(predicted), self.labels("valid"))
+        return self.score(np.concatenate(predicted), self.labels("valid"))
+
+    def score(self, predictions: np.ndarray, labels: np.ndarray) -> dict[str, float]:
+        return text_scores(self.kind, predictions, labels, self.record["scores"])
 
     def ids(self, split: str) -> list[str]:
         """Return what the files call each row; row numbers if they have no names."""
@@ -195,37 +186,23 @@ class TextData:
     def predict(
         self, loaded: LoadedCheckpoint, split: str, max_positions: int, device: str, stop: threading.Event
     ) -> np.ndarray:
-        """Return what a fine-tuned checkpoint predicts for a split, as :func:`predictions_of` does. GLUE's diagnostic set is
-        predicted by the head of MNLI."""
+        """Return what a fine-tuned checkpoint predicts for a split, as :func:`predictions_of` does."""
         rows = self.inputs(split, max_positions, loaded.separator)
-        head = INTERMEDIATE_TASK if self.name == DIAGNOSTIC else self.name
+        head = self.record.get("head", self.name)  # of a test set without a task of its own
         logits = predict_logits(loaded, [rows[index] for index in range(len(rows))], device, stop, head)
         return predictions_of(self.kind, logits)
 
     def spell(self, values: np.ndarray) -> list[str]:
-        """Return predictions or labels as cells of a table; the values of STS-B have four decimals."""
-        if self.name in TASKS and self.kind == "number":
-            return [f"{value:.4f}" for value in values]
+        """Return predictions or labels as cells of a table."""
         return spell_predictions(self.kind, self.label_names, values)
 
 
-def read_text_data(directory: Path, task: str, hint: str, max_rows: int | None = None) -> TextData:
-    """Read the record of a task and check its files; ``hint``: how to write the directory."""
-    record = read_task_record(directory, hint)
-    if record["task"] != task:
-        raise UserError(f"{directory} holds {record['task']}, not {task}: {PREPARE_AGAIN}")
-    if task != DIAGNOSTIC and not {"train", "valid"} <= record["splits"].keys():
-        raise UserError(f"{directory / TASK_FILE} lacks train or valid: {PREPARE_AGAIN}")
+def read_text_data(directory: Path, max_rows: int | None = None) -> TextData:
+    """Read the record of a task and check its files."""
+    record = read_task_record(directory)
     for split in record["splits"]:
         check_texts(directory, split)
     return TextData(directory, record, max_rows)
-
-
-def read_glue_data(data: Path, task: str, max_rows: int | None = None) -> TextData:
-    """Read the record of a task that ``amos prepare glue`` wrote into ``data``, and check its files."""
-    command = f"amos prepare glue GLUE_DIR {task} TOKENIZER_DIR --out {shlex.quote(str(data))}"
-    hint = f"give the folder of GLUE's task folders, or run {command}"
-    return read_text_data(data / task, task, hint, max_rows)
 
 
 @dataclass
@@ -255,7 +232,7 @@ class TextBenchmark(Benchmark):
         return {name: data.constant() for name, data in self.prepared.items()}
 
     def evaluate(self, task: str, checkpoint: Path, device: str, stop: threading.Event) -> dict[str, float]:
-        """Return the scores by name and write ``predictions.SPLIT.tsv``. Scores of MNLI's mismatched set end in ``_mm``."""
+        """Return the scores by name and write ``predictions.SPLIT.tsv``."""
         return self.evaluate_table(self.prepared[task], "", load_checkpoint(checkpoint), device, stop)
 
     def evaluate_table(
@@ -269,7 +246,7 @@ class TextBenchmark(Benchmark):
             lines = csv_lines([(self.id_column, "prediction", "label"), *rows], "\t")
             name = prefix + self.dev_name.format(split=split)
             write_text(loaded.file.parent / f"predictions.{name}.tsv", "".join(lines))
-            of_split = task_scores(data.name, data.kind, predictions, labels)
+            of_split = data.score(predictions, labels)
             scores |= {f"{name}{suffix}": value for name, value in of_split.items()}
         return scores
 
@@ -295,7 +272,7 @@ def main(arguments: argparse.Namespace) -> None:
 def open_classification(session: Session, data: Path) -> "Classification":
     """Read the data that ``amos classify`` has prepared."""
     data = usable_folder(data)
-    prepared = read_text_data(data, NAME, "give the files with --train, and the same command prepares them again")
+    prepared = read_text_data(data)
     session.checkpoint.check_tokenizer(data / "tokenizer")
     trials = session.recipe.trials_of(NAME)
     if not (data / "input1").is_dir():  # there is nothing to separate
@@ -303,8 +280,7 @@ def open_classification(session: Session, data: Path) -> "Classification":
     record, separators = prepared.record, {trial.separator for trial in trials}
     trials = different(trial.for_labels(len(record["labels"])) for trial in trials)
     notes = (*record["notes"], *prepared.notes_on_cut_rows(session.checkpoint.max_positions, separators))
-    kind, sha256 = record["kind"], content_sha256({"labels": record["labels"], "files": record["sha256"]})
-    task = BenchmarkTask(NAME, prepared.num_train, MAIN_SCORES[kind], sha256, trials, notes)
+    task = BenchmarkTask(NAME, prepared.num_train, prepared.main_score, prepared.sha256(), trials, notes)
     names = [NAME, RANDOM] if "random" in session.baselines else [NAME]
     tasks = {name: dataclasses.replace(task, name=name) for name in names}
     return Classification(session, data, dict.fromkeys(tasks, prepared), tasks)

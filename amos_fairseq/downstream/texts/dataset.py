@@ -4,14 +4,14 @@ With ``--separator-token 2`` a second ``</s>`` precedes B: ``<s> A </s> </s> B <
 
 ``amos prepare glue`` and ``amos classify`` write a directory for each task, which fairseq's ``sentence_prediction`` reads, too:
 
-task.json                                       its name, kind of label, labels, sources, counts
+task.json                                       its name, kind of label, labels, scores, sources, counts
+tokenizer/                                      of all texts
 input0/SPLIT.{bin,idx}  input1/...              the first and, for pairs, the second text of each row; ``dict.txt``
 label/SPLIT.{bin,idx}                           classes: one class a line; labels: any number of labels a line; ``dict.txt``
 label/SPLIT.label                               number: as text, one a line
 SPLIT.ids                                       what the table calls each row, one a line, where that is needed
 """
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -24,68 +24,19 @@ from torch import Tensor
 from amos_fairseq.checkpoint_files import HeadOutputs
 from amos_fairseq.data.corpus import check_prepared, open_lines, require_split
 from amos_fairseq.data.seeding import Purpose, keyed_generator
-from amos_fairseq.downstream.labeled_task import TASK_FILE, LabeledSequences
+from amos_fairseq.downstream.labeled_task import LabeledSequences
 from amos_fairseq.errors import UserError
-from amos_fairseq.inputs.labels import KINDS
-from amos_fairseq.strangers import (
-    are_labels,
-    field,
-    finite_number,
-    plain_name,
-    read_json,
-    read_text,
-    text_in,
-    whole_number,
-)
+from amos_fairseq.inputs.labels import TASK_FILE
+from amos_fairseq.strangers import read_text
+from amos_fairseq.text.prepared_data import PREPARE_AGAIN, read_manifest
 from amos_fairseq.text.tokenization.truncation import kept_lengths
 
 # A class of the dev set that the training set lacks. It is no class of a model, so that every prediction is wrong.
 UNKNOWN_CLASS = -1
-PREPARE_AGAIN = "prepare the data again"
-
-_SPLIT = re.compile(r"(train|valid|test)\d*")  # a part of the names of files
 
 
-def read_task_record(directory: Path, hint: str) -> dict[str, Any]:
-    """Read and check ``task.json``; ``hint``: how to write the directory, for the message where it has no such file."""
-    path = directory / TASK_FILE
-    record = read_json(path, PREPARE_AGAIN, optional=True)
-    if record is None:
-        raise UserError(f"{directory} holds no prepared data: {hint}")
-    try:
-        check_task_record(record)
-    except (ValueError, KeyError, TypeError) as error:
-        reason = error if isinstance(error, ValueError) else type(error).__name__
-        raise UserError(f"{path} was not written by amos prepare ({reason}): {PREPARE_AGAIN}") from error
-    return record
-
-
-def check_task_record(record: dict[str, Any]) -> None:
-    """Raise ``ValueError``, ``KeyError`` or ``TypeError`` unless ``task.json`` has what this package reads of it."""
-    optional = {"mean": 0.0, "deviation": 1.0, "notes": [], "text_columns": [], "header": True, "csv_quotes": False}
-    record = optional | record
-    kind, labels = field(record, "kind", str), field(record, "labels", list)
-    plain_name(field(record, "task", str), 100)
-    if labels and not are_labels(labels):
-        raise ValueError("the labels are not different names")
-    num_classes = whole_number(record["num_classes"])
-    if kind not in KINDS or (kind == "number") == bool(labels) or num_classes != max(1, len(labels)):
-        raise ValueError("kind, labels and num_classes contradict each other")
-    finite_number(record["mean"])
-    if not finite_number(record["deviation"]) > 0:
-        raise ValueError("the deviation is not above 0")
-    for note in field(record, "notes", list):
-        plain_name(note, 10_000)
-    for column in field(record, "text_columns", list):
-        text_in(column)
-    for option in ("header", "csv_quotes"):
-        field(record, option, bool)
-    for split, facts in field(record, "splits", dict).items():
-        if not _SPLIT.fullmatch(split):
-            raise ValueError(f"{split!r:.60} is no split")
-        for count in (facts["rows"], facts.get("source_rows", 0), facts.get("broken", 0)):
-            whole_number(count)
-        plain_name(facts.get("source", split))
+def read_task_record(directory: Path) -> dict[str, Any]:
+    return read_manifest(directory / TASK_FILE)
 
 
 def head_outputs(record: dict[str, Any]) -> HeadOutputs:
@@ -99,11 +50,7 @@ def read_targets(directory: Path, split: str, record: dict[str, Any]) -> np.ndar
     [N, num_labels] bool; numbers [N] float64."""
     path, num_labels = directory / "label" / split, len(record["labels"])
     if record["kind"] == "number":
-        file = path.with_suffix(".label")
-        try:
-            return np.array([finite_number(float(line)) for line in read_text(file, PREPARE_AGAIN).split()])
-        except ValueError as error:
-            raise UserError(f"{file} is damaged ({error}): {PREPARE_AGAIN}") from error
+        return np.array([float(line) for line in read_text(path.with_suffix(".label"), PREPARE_AGAIN).split()])
     lines = open_lines(str(path), PREPARE_AGAIN)
     # Each line ends with </s>.
     flat, sizes = np.frombuffer(lines._bin_buffer, dtype=lines._index.dtype), lines.sizes.astype(np.int64)
@@ -138,11 +85,7 @@ def join_texts(texts: list[FairseqDataset], bos: int, separator: int | None) -> 
 def open_texts(directory: Path, split: str, max_tokens: int, separator: int | None) -> "ShortenedTexts":
     """Return the texts of a split as training reads them, in the order of the file."""
     inputs = [directory / name for name in ("input0", "input1") if (directory / name).is_dir()]
-    if not inputs:
-        raise UserError(f"{directory} has no input0: {PREPARE_AGAIN}")
     texts = [open_lines(str(path / split), PREPARE_AGAIN) for path in inputs]
-    if len({len(text) for text in texts}) > 1:
-        raise UserError(f"{directory}/{split}: the texts of the pairs do not belong together; {PREPARE_AGAIN}")
     return ShortenedTexts(join_texts(texts, Dictionary().bos(), separator), max_tokens)
 
 

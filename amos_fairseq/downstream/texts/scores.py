@@ -1,32 +1,23 @@
 """Predictions and scores of texts with a class, several labels, or a number."""
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
 import numpy as np
-import torch
 
-from amos_fairseq.downstream.texts.glue.tasks import AVERAGED, TASKS
-
+# By kind of label. The first selects the best checkpoint and seed.
 SCORES = {
     "classes": ("accuracy", "macro_f1", "matthews"),
     "labels": ("micro_f1", "macro_f1"),
     "number": ("spearman", "pearson", "mse"),
 }
-# The score that selects the best checkpoint and seed.
-MAIN_SCORES = {"classes": "accuracy", "labels": "micro_f1", "number": "spearman"}
 
 
-def main_score(task: str, kind: str) -> str:
-    """Return the main score of a task: GLUE's own, else that of its kind of label."""
-    return TASKS[task].main_score if task in TASKS else MAIN_SCORES[kind]
-
-
-def average_score(scores: Mapping[str, float]) -> float:
-    """Return the mean of the main scores of tasks: of those in GLUE's average, or of all if none of them is."""
-    return fmean([score for task, score in scores.items() if task in AVERAGED] or scores.values())
+def average_score(scores: Mapping[str, float], averaged: Collection[str]) -> float:
+    """Return the mean of the main scores of tasks: of those that are ``averaged``, or of all if none of them is."""
+    return fmean([score for task, score in scores.items() if task in averaged] or scores.values())
 
 
 def predictions_of(kind: str, logits: Any) -> Any:
@@ -44,15 +35,27 @@ def predictions_of(kind: str, logits: Any) -> Any:
     return logits > 0 if kind == "labels" else logits[:, 0]
 
 
-def text_scores(kind: str, predictions: np.ndarray, targets: np.ndarray) -> dict[str, float]:
+def text_scores(kind: str, predictions: np.ndarray, targets: np.ndarray, names: Sequence[str] = ()) -> dict[str, float]:
     """Compute the scores of scikit-learn and scipy, in percent, except for the mean squared error.
 
     Args:
         predictions, targets: see :func:`predictions_of`. A class among the targets that is no class of the model is wrong.
+        names: of the scores: of :data:`SCORES` of the kind, all of them by default, and of two classes also ``f1``, that of
+            the second one.
 
     Returns:
-        :data:`SCORES` of the kind. ``macro_f1`` is the mean over the classes or labels that are present or predicted.
+        The scores by name. ``macro_f1`` is the mean over the classes or labels that are present or predicted.
     """
+    scores = _all_scores(kind, predictions, targets)
+    if "f1" in names:
+        from sklearn.metrics import f1_score
+
+        # 0 if neither labels nor predictions have the class, as for any model that does not find it.
+        scores["f1"] = 100 * float(f1_score(targets, predictions, pos_label=1, zero_division=0))
+    return {name: scores[name] for name in names or scores}
+
+
+def _all_scores(kind: str, predictions: np.ndarray, targets: np.ndarray) -> dict[str, float]:
     # scikit-learn takes a second to import, and training needs it only where it validates.
     from scipy.stats import pearsonr, spearmanr
     from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef, mean_squared_error
@@ -72,23 +75,11 @@ def text_scores(kind: str, predictions: np.ndarray, targets: np.ndarray) -> dict
     return label_scores(label_counts(predictions, targets))
 
 
-def task_scores(task: str, kind: str, predictions: np.ndarray, labels: np.ndarray) -> dict[str, float]:
-    """Return the scores of a task: those of :func:`text_scores`, or for a task of GLUE its own, for MRPC and QQP also ``f1`` of
-    the positive class."""
-    scores = text_scores(kind, predictions, labels)
-    if task not in TASKS:
-        return scores
-    if "f1" in TASKS[task].scores:
-        from sklearn.metrics import f1_score  # takes a second to import
-
-        # 0 if neither labels nor predictions have a paraphrase, as for any model that finds none.
-        scores["f1"] = 100 * float(f1_score(labels, predictions, pos_label=1, zero_division=0))
-    return {name: scores[name] for name in TASKS[task].scores}
-
-
 def label_counts(predictions: Any, targets: Any) -> Any:
     """Count, for each label, the rows where it is right, predicted, and present: [3, num_labels] int64, of the type of the
     arguments, arrays or tensors [N, num_labels] bool."""
+    import torch  # here: amos prepare needs only the names of scores
+
     stacked = torch.stack if torch.is_tensor(predictions) else np.stack
     return stacked([(predictions & targets).sum(0), predictions.sum(0), targets.sum(0)])
 

@@ -91,7 +91,7 @@ class TextClassificationTask(LabeledTask):
     @classmethod
     def setup_task(cls, cfg: TextClassificationConfig, **kwargs: Any) -> "TextClassificationTask":
         (directory,) = prepared_directories(cfg, "glue", several=False)
-        record = read_task_record(directory, "give a directory with task.json, of amos classify or amos prepare glue")
+        record = read_task_record(directory)
         return cls(cfg, *vocabulary_of([directory], cfg.separator_token), record)
 
     def add_head(self, model: TextModel) -> dict[str, HeadOutputs]:
@@ -140,10 +140,8 @@ class TextClassificationTask(LabeledTask):
 
 
 def vocabulary_of(directories: Sequence[Path], separator: int | None) -> tuple[Vocabulary, Dictionary]:
-    """Return the vocabulary of prepared directories, and its dictionary; GLUE's tasks share a tokenizer in the folder above."""
-    first = directories[0]
-    tokenizers = [folder / TOKENIZER_DIRECTORY for folder in (first, first.absolute().parent)]
-    tokenizer = next((str(folder) for folder in tokenizers if folder.is_dir()), None)
+    """Return the vocabulary of prepared directories, and its dictionary."""
+    tokenizer = str(directories[0] / TOKENIZER_DIRECTORY)
     return open_vocabulary([directory / "input0" for directory in directories], tokenizer, separator)
 
 

@@ -3,6 +3,7 @@
 The files are those of :mod:`amos_fairseq.downstream.words.prepare`.
 """
 
+import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -21,17 +22,9 @@ from amos_fairseq.downstream.mixed_tasks import MixedTasks
 from amos_fairseq.errors import UserError
 from amos_fairseq.experiments.records import content_sha256
 from amos_fairseq.inputs.schemes import OUTSIDE, count, main_score
-from amos_fairseq.inputs.sentences import HELD_OUT, MANIFEST, RAW_TEXT, SEEN, UNLABELED, WORD_ARRAYS, is_column_name
-from amos_fairseq.strangers import (
-    are_labels,
-    field,
-    is_unicode,
-    parse_json,
-    read_json,
-    read_json_lines,
-    text_in,
-    whole_number,
-)
+from amos_fairseq.inputs.sentences import HELD_OUT, MANIFEST, RAW_TEXT, SEEN, UNLABELED, WORD_ARRAYS
+from amos_fairseq.strangers import read_json_lines
+from amos_fairseq.text.prepared_data import read_manifest
 
 CUT = "<cut>"  # in predictions: a word that the model did not read; CoNLL-U has the label "_"
 NUM_SPECIAL = 2  # <s> and </s>
@@ -63,18 +56,10 @@ class Column:
 
     @classmethod
     def of(cls, directory: Path) -> "Column":
-        """Read the manifest. The column is part of the names of folders, which must be inside OUT."""
-        path = directory / MANIFEST
-        manifest = read_json(path, f"it was not written by amos prepare; {_HINT}")
-        try:
-            name, labels = field(manifest, "column", str), field(manifest, "labels", list)
-            if not is_column_name(name) or not are_labels(labels):
-                raise ValueError("the column or its labels have other names than amos prepare gives")
-            seen = whole_number(manifest.get(SEEN, 0))
-            more = (content_sha256(manifest), seen, text_in(manifest.get(HELD_OUT, "")), RAW_TEXT in manifest)
-            return cls(directory, name, labels, field(manifest, "has_spans", bool), *more)
-        except ValueError as error:
-            raise UserError(f"{path} was not written by amos prepare ({error}): {_HINT}") from error
+        manifest = read_manifest(directory / MANIFEST)
+        values = (manifest[name] for name in ("column", "labels", "has_spans"))
+        more = (content_sha256(manifest), manifest[SEEN], manifest.get(HELD_OUT, ""), RAW_TEXT in manifest)
+        return cls(directory, *values, *more)
 
     @property
     def head(self) -> str:
@@ -107,13 +92,7 @@ class Column:
         return (self.directory / f"{UNLABELED}.tokens.idx").exists()
 
     def read_words(self, split: str) -> list[list[str]]:
-        def words_in(line: str) -> list[str]:
-            words = parse_json(line, list)
-            if not all(isinstance(word, str) and is_unicode(word) for word in words):
-                raise ValueError("a line is not a list of words")
-            return words
-
-        return read_json_lines(self.directory / f"{split}.words.jsonl", _HINT, words_in)
+        return read_json_lines(self.directory / f"{split}.words.jsonl", _HINT, json.loads)
 
 
 def columns_by_head(

@@ -92,16 +92,17 @@ class TreebankSource(WordSource):
 
 def prepare_parsing_inside(out: Path, source: TreebankSource, tokenizer: Tokenizer) -> Path:
     """Return the treebanks prepared inside of OUT of ``amos parse``."""
+    description = source.describe(tokenizer)
 
     def write(directory: Path) -> None:
-        splits = source.write(directory, tokenizer)
+        splits = source.write(directory, tokenizer, description)
         for split in ("train", "valid"):
             with BinarizedFile(f"{directory / split}.{HEAD}", None) as file:
                 for sentence in splits[split]:
                     file.add_line(list(map(int, sentence.columns[HEAD])))
         (directory / "valid.conllu").write_text(_text_of(source.dev), encoding="utf-8", newline="")
 
-    return prepared_data(out, NAME, source.files, tokenizer, source.settings, write, used_by=[f"runs/{NAME}"])
+    return prepared_data(out, NAME, description, write)
 
 
 def _text_of(path: Path) -> str:

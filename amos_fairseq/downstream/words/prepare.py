@@ -36,7 +36,6 @@ from amos_fairseq.inputs.sentences import (
     MANIFEST,
     RAW_TEXT,
     SEEN,
-    TASK_PREFIX,
     UNLABELED,
     WORD_ARRAYS,
     Sentence,
@@ -50,7 +49,6 @@ from amos_fairseq.inputs.word_files import COLUMNS, NAMES_OF_NUMBERS, NUMBER, re
 from amos_fairseq.output.terminal import progress_bar, say
 from amos_fairseq.text.encoding import BinarizedFile, describe_loss, lost_shares
 from amos_fairseq.text.prepared_data import (
-    check_inputs,
     description_of,
     fill_out,
     prepared_data,
@@ -93,7 +91,6 @@ class WordSource:
     def of(cls, arguments: argparse.Namespace) -> "WordSource":
         """Return the files and options of a command line."""
         source = cls(**{name: value for name, value in vars(arguments).items() if name in cls.__dataclass_fields__})
-        check_inputs(list(source.files.values()), "correct its name")
         names = list(source.columns or ())
         for name in [*names, source.column or "label"]:
             if not is_column_name(name):
@@ -119,17 +116,14 @@ class WordSource:
     def dev_name(self) -> Path | str:
         return self.dev or "the dev set"
 
-    def label_column(self) -> str:
-        """Return the name of the column of labels, which an option or the training file names."""
-        return self.column or self.read_labeled(self.train).label_column()
-
     def read_labeled(self, path: Path) -> WordFile:
         return read_sentences(path, self.columns)
 
-    def read(self, column: str) -> tuple[dict[str, list[Sentence]], bool]:
-        """Return the sentences of all splits with their labels in ``column``, which those of the split ``unlabeled`` lack; and
-        whether the labels mark spans."""
+    def read(self) -> tuple[str, dict[str, list[Sentence]], bool]:
+        """Return the column of the labels, which an option or the training file names; the sentences of all splits, of which
+        those of ``unlabeled`` have no labels; and whether the labels mark spans."""
         train = self.read_labeled(self.train)
+        column = self.column or train.label_column()
         train.report()
         train, dev = files = split_off_dev(train) if self.dev is None else [train, self.read_labeled(self.dev)]
         if dev.kind == train.kind == COLUMNS and dev.names != train.names and len(dev.names) == len(train.names):
@@ -159,12 +153,15 @@ class WordSource:
             file = read_sentences(Path(self.unlabeled), labeled=False)
             file.report()
             splits[UNLABELED] = file.sentences
-        return splits, has_spans
+        return column, splits, has_spans
 
-    def write(self, directory: Path, tokenizer: Tokenizer, column: str | None = None) -> dict[str, list[Sentence]]:
-        """Write all splits and the manifest into an empty folder; return the sentences."""
-        column = column or self.label_column()
-        splits, has_spans = self.read(column)
+    def describe(self, tokenizer: Tokenizer) -> dict[str, Any]:
+        """Return what determines the prepared data."""
+        return description_of(self.files, tokenizer, self.settings)
+
+    def write(self, directory: Path, tokenizer: Tokenizer, description: dict[str, Any]) -> dict[str, list[Sentence]]:
+        """Write all splits and the manifest, which begins with ``description``, into an empty folder; return the sentences."""
+        column, splits, has_spans = self.read()
         in_train, in_dev = (count_labels(splits[split], column) for split in ("train", "valid"))
         if len(in_train) == 1:
             problem = f"{self.train}, column {column}: all words that train have the label {min(in_train)}"
@@ -190,7 +187,7 @@ class WordSource:
             content[RAW_TEXT] = True
         if self.dev is None:
             content[HELD_OUT] = self.train.name
-        write_manifest(directory / MANIFEST, description_of(self.files, tokenizer, self.settings) | content)
+        write_manifest(directory / MANIFEST, description | content)
         most, number = in_dev.most_common(1)[0]
         accuracy = f"accuracy ({most} is {number / in_dev.total():.1%} of the dev words)"
         score = self.scored_by or ("span F1" if has_spans else accuracy)
@@ -221,21 +218,15 @@ def run(arguments: argparse.Namespace) -> None:
     if os.pathsep in str(out.absolute()):
         raise UserError(f"OUT {out.absolute()}: fairseq separates folders at {os.pathsep!r}: give a path without it")
     tokenizer = load_tokenizer(arguments.tokenizer)
-    description = description_of(source.files, tokenizer, source.settings)
-    if fill_out(out, description, "tagging", MANIFEST, lambda folder: source.write(folder, tokenizer)):
+    description = source.describe(tokenizer)
+    if fill_out(out, description, MANIFEST, lambda folder: source.write(folder, tokenizer, description)):
         say(f"done: amos tag --checkpoint RUN --data {shlex.quote(str(out))} --out RESULTS; counts in {out}/{MANIFEST}")
 
 
 def prepare_tagging_inside(out: Path, source: WordSource, tokenizer: Tokenizer) -> Path:
-    """Return what ``amos prepare tagging`` makes of the files, inside of OUT of ``amos tag``: a folder for each column."""
-    column = source.label_column()
-    name, settings = TASK_PREFIX + column, source.settings | {"column": column}
-
-    def write(directory: Path) -> None:
-        source.write(directory, tokenizer, column)
-
-    folder = name.replace(os.pathsep, ".")  # fairseq would take it for several
-    return prepared_data(out, folder, source.files, tokenizer, settings, write, used_by=[f"runs/{name}"])
+    """Return what ``amos prepare tagging`` makes of the files, inside of OUT of ``amos tag``."""
+    description = source.describe(tokenizer)
+    return prepared_data(out, "tagging", description, lambda folder: source.write(folder, tokenizer, description))
 
 
 def check_labels(file: WordFile, column: str) -> None:

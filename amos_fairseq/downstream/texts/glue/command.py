@@ -11,7 +11,8 @@ import numpy as np
 
 from amos_fairseq.checkpoints.read import LoadedCheckpoint
 from amos_fairseq.downstream.mixed_tasks import SAMPLING_EXPONENT
-from amos_fairseq.downstream.texts.command import TextBenchmark, TextData, read_glue_data, read_text_data
+from amos_fairseq.downstream.texts.command import TextBenchmark, TextData, read_text_data
+from amos_fairseq.downstream.texts.glue.own_tasks import read_own_tasks
 from amos_fairseq.downstream.texts.glue.prepare import prepare_glue_inside
 from amos_fairseq.downstream.texts.glue.table import average, glue_table, has_test_set, write_submission
 from amos_fairseq.downstream.texts.glue.tasks import (
@@ -27,7 +28,7 @@ from amos_fairseq.downstream.texts.glue.tasks import (
 )
 from amos_fairseq.downstream.texts.labeling import predict_logits
 from amos_fairseq.downstream.texts.prepare import NAME as CLASSIFICATION
-from amos_fairseq.downstream.texts.prepare import prepare_inside, read_own_tasks
+from amos_fairseq.downstream.texts.prepare import prepare_inside
 from amos_fairseq.downstream.texts.teachers import (
     FOLDER,
     Teachers,
@@ -57,7 +58,7 @@ from amos_fairseq.experiments.records import (
 )
 from amos_fairseq.experiments.runner import run_and_print
 from amos_fairseq.experiments.session import ANOTHER_OUT, Session, preparing, session_from, setup_file
-from amos_fairseq.files import check_claim, whole_file
+from amos_fairseq.files import TOKENIZER_DIRECTORY, check_claim, whole_file
 from amos_fairseq.models.configuration import LAST_LAYER
 from amos_fairseq.output.tables import Table
 from amos_fairseq.output.terminal import say
@@ -83,16 +84,16 @@ def main(arguments: argparse.Namespace, benchmark: "type[Glue]") -> None:
     data, intermediate = Path(arguments.data), arguments.intermediate
     is_raw = holds_official_files(data)
     tasks = tasks_to_run(arguments.tasks, data, is_raw)
-    session = session_from(arguments, Glue.name)
-    own_tasks = {}
-    if arguments.own_tasks is not None:
-        sources = read_own_tasks(arguments.own_tasks)
-        with preparing(session, Glue.name) as tokenizer:
-            own_tasks = {name: prepare_inside(session.out, source, tokenizer, name) for name, source in sources.items()}
-    if is_raw:
-        wanted = [*tasks, DIAGNOSTIC] if arguments.write_test and has_any_file(data, TASKS[DIAGNOSTIC]) else tasks
-        with preparing(session, Glue.name) as tokenizer:
-            data = prepare_glue_inside(session.out, data, wanted, tokenizer)
+    if arguments.write_test and is_there(DIAGNOSTIC, data, is_raw):
+        tasks.append(DIAGNOSTIC)
+    session, own_tasks = session_from(arguments, Glue.name), {}
+    folders = {name: data / name for name in tasks}
+    with preparing(session, Glue.name) as tokenizer:
+        if arguments.own_tasks is not None:
+            for name, tables in read_own_tasks(arguments.own_tasks).items():
+                own_tasks[name] = prepare_inside(session.out, tables, tokenizer, name)
+        if is_raw:
+            folders = {name: prepare_glue_inside(session.out, data, name, tokenizer) for name in tasks}
     options = GlueOptions(
         own_tasks=own_tasks,
         max_rows=arguments.max_rows,
@@ -102,39 +103,38 @@ def main(arguments: argparse.Namespace, benchmark: "type[Glue]") -> None:
         with_test=arguments.write_test,
         sampling_exponent=arguments.sampling_exponent,
     )
-    run_and_print(arguments.out, open_glue(session, data, tasks, options, benchmark))
+    run_and_print(arguments.out, open_glue(session, folders, options, benchmark))
 
 
 def tasks_to_run(names: str, data: Path, is_raw: bool) -> list[str]:
-    def is_there(task: str) -> bool:
-        return has_any_file(data, TASKS[task]) if is_raw else (data / task).is_dir()
+    return tasks_in(data, names, SCORED, AVERAGED, lambda task: is_there(task, data, is_raw), "fine-tuned")
 
-    return tasks_in(data, names, SCORED, AVERAGED, is_there, "fine-tuned")
+
+def is_there(task: str, data: Path, is_raw: bool) -> bool:
+    return has_any_file(data, TASKS[task]) if is_raw else (data / task).is_dir()
 
 
 def open_glue(
     session: Session,
-    data: Path,
-    tasks: Sequence[str],
+    folders: Mapping[str, Path],
     options: GlueOptions = GlueOptions(),
     benchmark: "type[Glue] | None" = None,
 ) -> "Glue":
     """Read the prepared data and everything that the options name; what cannot be used is refused before any training.
 
-    ``benchmark``: how the tasks are trained, by default one by one.
+    ``folders``: the prepared data of GLUE's tasks; ``benchmark``: how they are trained, by default one by one.
     """
     squad = read_summary(session.out / "squad.json", "repeat amos squad", optional=True)
     if squad is not None:
         check_weights(session.out, "squad", session)
-    if not data.is_dir():
-        raise UserError(f"{data} is not a directory: give that of GLUE's official files, or of amos prepare glue")
-    data = data.resolve()
-    prepared = {task: read_glue_data(data, task, options.max_rows) for task in tasks}
-    session.checkpoint.check_tokenizer(data / "tokenizer")
-    for name, directory in options.own_tasks.items():
-        prepared[name] = read_text_data(directory.resolve(), name, "repeat the command", options.max_rows)
-        session.checkpoint.check_tokenizer(directory / "tokenizer")
-    glue = (benchmark or Glue)(session, data, prepared, {}, options, squad)
+    prepared = {
+        name: read_text_data(folder.resolve(), options.max_rows)
+        for name, folder in [*folders.items(), *options.own_tasks.items()]
+    }
+    for data in prepared.values():
+        session.checkpoint.check_tokenizer(data.directory / TOKENIZER_DIRECTORY)
+    first, diagnostic = next(iter(prepared.values())).directory, prepared.pop(DIAGNOSTIC, None)
+    glue = (benchmark or Glue)(session, first, prepared, {}, options, squad, diagnostic)
     glue.tasks = glue.make_tasks()
     if options.teachers is not None:
         say("reads the predictions of the teachers", Glue.name)
@@ -142,8 +142,8 @@ def open_glue(
             options.teachers.identity(list(prepared.values()), seed)
     if options.intermediate is not None:
         glue.check_intermediate(options.intermediate)
-    if options.with_test and not any(has_test_set(data, task) for task in tasks):
-        raise UserError(f"--write-test: {data} has no test set of {', '.join(tasks)}: prepare files with test.tsv")
+    if options.with_test and not any(map(has_test_set, prepared.values())):
+        raise UserError(f"--write-test: there is no test set of {', '.join(prepared)}: prepare files with test.tsv")
     if options.with_train:
         glue.check_train_predictions()
     return glue
@@ -162,6 +162,7 @@ class Glue(TextBenchmark):
 
     options: GlueOptions
     squad: Summary | None
+    diagnostic: TextData | None = None  # a test set that MNLI's model predicts
 
     name = "glue"
 
@@ -298,5 +299,6 @@ class Glue(TextBenchmark):
         if not self.options.with_test:
             return (), ()
         out, device = self.session.out, self.session.devices[0]
-        archive, notices = write_submission(out, self.data, summaries, self.max_positions, device, stop)
+        prepared = dict(self.prepared) | ({} if self.diagnostic is None else {DIAGNOSTIC: self.diagnostic})
+        archive, notices = write_submission(out, prepared, summaries, self.max_positions, device, stop)
         return [archive], notices

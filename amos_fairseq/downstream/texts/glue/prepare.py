@@ -4,12 +4,13 @@ import argparse
 import dataclasses
 import functools
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from amos_fairseq.downstream.labeled_task import TASK_FILE
 from amos_fairseq.downstream.texts.glue.tasks import (
+    AVERAGED,
     LARGEST_SCORE,
     TASKS,
     GlueTask,
@@ -20,16 +21,17 @@ from amos_fairseq.downstream.texts.glue.tasks import (
 )
 from amos_fairseq.downstream.texts.prepare import write_task
 from amos_fairseq.errors import UserError
-from amos_fairseq.files import TOKENIZER_DIRECTORY, json_text, refuse_link, whole_folder
-from amos_fairseq.inputs.labels import LabelSpace, number_of
+from amos_fairseq.inputs.labels import TASK_FILE, LabelSpace, number_of
 from amos_fairseq.inputs.rows import LabeledRows, read_rows
 from amos_fairseq.output.terminal import progress_bar, say
 from amos_fairseq.text.encoding import describe_loss, number_of_processes
-from amos_fairseq.text.prepared_data import Sample, prepare_folder, prepared_data
+from amos_fairseq.text.prepared_data import Sample, description_of, fill_out, prepared_data, write_manifest
 from amos_fairseq.text.tokenization import load_tokenizer
 from amos_fairseq.text.tokenization.tokenizer import Tokenizer
 
 ID_COLUMNS = ("index", "id")  # what the leaderboard calls a row
+# Readers of QQP count its broken lines differently; a rebuilt or truncated file differs by more.
+ROWS_TOLERANCE = 0.001
 _SHOWN_BROKEN_LINES = 5
 OnRead = Callable[[int], object]
 
@@ -45,50 +47,18 @@ def run(arguments: argparse.Namespace) -> None:
         raise UserError(f"--max-train-rows {arguments.max_train_rows} must be at least 1")
     sample, tokenizer = Sample(arguments.max_train_rows, arguments.seed), load_tokenizer(arguments.tokenizer)
     number_of_processes(arguments.workers)  # before any work
-    _check_out(out, tokenizer)
-    if not (out / TOKENIZER_DIRECTORY).exists():
-        with whole_folder(out / TOKENIZER_DIRECTORY) as unfinished:
-            tokenizer.save(unfinished)
-    settings = sample.describe("max_train_rows")
     for name, sources in files.items():
-        write = functools.partial(write_glue_task, TASKS[name], sources, sample, tokenizer, arguments.workers)
-        if not prepare_folder(out / name, sources, tokenizer, settings, write):
-            say(f"{name} is finished already, with these files and settings: skipped")
+        preparation = GluePreparation(TASKS[name], sources, sample, tokenizer, arguments.workers)
+        fill_out(out / name, preparation.description, TASK_FILE, preparation.write)
     command = f"fairseq-train {shlex.quote(str(out))}/TASK --user-dir amos_fairseq --task sentence_prediction ..."
-    say(f"done: {command}; counts in TASK/task.json")
+    say(f"done: {command}; counts in TASK/{TASK_FILE}")
 
 
-def _check_out(out: Path, tokenizer: Tokenizer) -> None:
-    _refuse_comma(out)
-    refuse_link(out / TOKENIZER_DIRECTORY)
-    if out.exists() and not out.is_dir():
-        raise UserError(f"OUT {out} is not a directory")
-    if (out / TOKENIZER_DIRECTORY).is_dir():
-        if load_tokenizer(out / TOKENIZER_DIRECTORY).sha256 != tokenizer.sha256:
-            raise UserError(f"{out} was made with another tokenizer: give another OUT, or remove it")
-    elif out.exists() and any(not path.name.startswith(".") for path in out.iterdir()):
-        raise UserError(f"OUT {out} is not empty and contains no GLUE data of amos prepare: give another directory")
-
-
-def prepare_glue_inside(out: Path, glue: Path, tasks: Sequence[str], tokenizer: Tokenizer) -> Path:
-    """Return what ``amos prepare glue`` makes of the tasks' files in GLUE_DIR, inside of OUT of ``amos glue``.
-
-    Tasks of earlier calls stay beside them. See :func:`~amos_fairseq.text.prepared_data.prepared_data`.
-    """
-    _refuse_comma(out)
-    files = {name: find_files(glue, TASKS[name]) for name in tasks}
-    of_all_tasks = [f"runs/{name}" for name in (*TASKS, "multi")]
-    place = prepared_data(out, f"glue/{TOKENIZER_DIRECTORY}", {}, tokenizer, {}, tokenizer.save, of_all_tasks)
-    for name, sources in files.items():
-        write = functools.partial(write_glue_task, TASKS[name], sources, Sample(None, seed=1), tokenizer, None)
-        used_by, tests = [f"runs/{name}", "runs/multi"], list(filter(is_test, sources))
-        prepared_data(out, f"glue/{name}", sources, tokenizer, {}, write, used_by, unscored=tests)
-    return place.parent
-
-
-def _refuse_comma(out: Path) -> None:
-    if "," in str(out):
-        raise UserError(f"OUT {out}: fairseq separates files by commas, choose a name without commas")
+def prepare_glue_inside(out: Path, glue: Path, name: str, tokenizer: Tokenizer) -> Path:
+    """Return what ``amos prepare glue`` makes of a task's files in GLUE_DIR, inside of OUT of ``amos glue``."""
+    task = TASKS[name]
+    preparation = GluePreparation(task, find_files(glue, task), Sample(None, seed=1), tokenizer)
+    return prepared_data(out, name, preparation.description, preparation.write)
 
 
 def read_split(path: Path, task: GlueTask, split: str, on_read: OnRead = lambda size: None) -> LabeledRows:
@@ -113,30 +83,49 @@ def read_split(path: Path, task: GlueTask, split: str, on_read: OnRead = lambda 
     return dataclasses.replace(rows, labels=labels)
 
 
-def write_glue_task(
-    task: GlueTask,
-    sources: Mapping[str, Path],
-    sample: Sample,
-    tokenizer: Tokenizer,
-    workers: int | None,
-    directory: Path,
-) -> None:
-    """Write the data of a task into an empty folder, beside that of the tokenizer; ``sample`` chooses the training rows."""
-    with progress_bar(sum(path.stat().st_size for path in sources.values()), f"{task.name}: read", "B", delay=2) as bar:
-        tables = {split: read_split(path, task, split, bar.update) for split, path in sources.items()}
-    space = LabelSpace("number" if task.is_regression else "classes", task.labels)
-    chosen = dict(tables)
-    if "train" in tables:
-        chosen["train"] = tables["train"].choose(sample.choose(len(tables["train"])))
-    tests, tokenizer_folder = list(filter(is_test, tables)), directory.parent / TOKENIZER_DIRECTORY
-    record = write_task(directory, task.name, space, chosen, tokenizer, tokenizer_folder, workers, with_ids=tests)
-    for split, facts in record["splits"].items():
-        broken = tables[split].broken_lines
-        facts |= {"source_rows": len(tables[split]), "official_rows": task.official_rows[split]}
-        facts |= {"broken": len(broken), "broken_lines": broken}
-        _report(f"{task.name} {split}", facts)
-    record |= sample.describe("max_train_rows")
-    (directory / TASK_FILE).write_text(json_text(record), encoding="utf-8")
+@dataclass
+class GluePreparation:
+    """The files of a task by split, and how they are prepared; ``sample`` chooses the training rows."""
+
+    task: GlueTask
+    sources: Mapping[str, Path]
+    sample: Sample
+    tokenizer: Tokenizer
+    workers: int | None = None
+
+    @functools.cached_property
+    def description(self) -> dict[str, Any]:
+        return description_of(self.sources, self.tokenizer, self.sample.describe("max_train_rows"))
+
+    def write(self, directory: Path) -> None:
+        """Write the data of the task into an empty folder."""
+        task, size = self.task, sum(path.stat().st_size for path in self.sources.values())
+        with progress_bar(size, f"{task.name}: read", "B", delay=2) as bar:
+            tables = {split: read_split(path, task, split, bar.update) for split, path in self.sources.items()}
+        space, chosen = LabelSpace("number" if task.is_regression else "classes", task.labels), dict(tables)
+        if "train" in tables:
+            chosen["train"] = tables["train"].choose(self.sample.choose(len(tables["train"])))
+        tests = list(filter(is_test, tables))
+        record = write_task(directory, task.name, space, chosen, self.tokenizer, self.workers, with_ids=tests)
+        for split, facts in record["splits"].items():
+            broken = tables[split].broken_lines
+            facts |= {"source_rows": len(tables[split]), "official_rows": task.official_rows[split]}
+            facts |= {"broken": len(broken), "broken_lines": broken, "suffix": task.suffix(split)}
+            _report(f"{task.name} {split}", facts)
+        record |= {"scores": list(task.scores), "in_average": task.name in AVERAGED, "head": task.head}
+        record["notes"] = list(unofficial(record["splits"]))
+        write_manifest(directory / TASK_FILE, self.description | record)
+
+
+def unofficial(splits: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    """Yield a footnote for each file with another number of rows than the official one."""
+    for split, facts in splits.items():
+        official, rows = facts["official_rows"], facts["source_rows"]
+        if abs(rows - official) > ROWS_TOLERANCE * official and not is_test(split):
+            yield (
+                f"the {split} file ({facts['source']}) has {rows:,} rows, the official one {official:,}; the scores are not "
+                "comparable with published ones"
+            )
 
 
 def _report(name: str, facts: dict[str, Any]) -> None:
@@ -145,9 +134,7 @@ def _report(name: str, facts: dict[str, Any]) -> None:
     rows = f"{facts['rows']} of {facts['source_rows']} rows"
     say(f"{name}: {rows}; longest {facts['longest']} tokens{counted}; {describe_loss(facts)}")
     if facts["source_rows"] != facts["official_rows"]:
-        say(
-            f"{name}: the official file has {facts['official_rows']} rows: scores are not comparable with published ones"
-        )
+        say(f"{name}: the official file has {facts['official_rows']} rows")
     if facts["broken"]:
         more = ", ..." if facts["broken"] > _SHOWN_BROKEN_LINES else ""
         lines = ", ".join(map(str, facts["broken_lines"][:_SHOWN_BROKEN_LINES])) + more

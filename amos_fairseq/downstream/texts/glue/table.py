@@ -8,12 +8,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from amos_fairseq.checkpoints.read import load_checkpoint
-from amos_fairseq.downstream.labeled_task import TASK_FILE
-from amos_fairseq.downstream.texts.command import HEADINGS, read_glue_data
+from amos_fairseq.downstream.texts.command import HEADINGS, TextData
 from amos_fairseq.downstream.texts.glue.tasks import (
     AVERAGED,
-    DIAGNOSTIC,
-    INTERMEDIATE_TASK,
     LARGEST_SCORE,
     SCORED,
     TASKS,
@@ -80,13 +77,17 @@ def task_heading(task: str, score: str) -> str:
 ARCHIVE = "glue_submission.zip"
 
 
-def has_test_set(data: Path, task: str) -> bool:
-    """Return whether a test set of the task is among the prepared data."""
-    return (data / task / TASK_FILE).is_file() and any(map(is_test, read_glue_data(data, task).record["splits"]))
+def has_test_set(data: TextData) -> bool:
+    return any(map(is_test, data.record["splits"]))
 
 
 def write_submission(
-    out: Path, data: Path, summaries: Summaries, max_positions: int, device: str, stop: threading.Event
+    out: Path,
+    prepared: Mapping[str, TextData],
+    summaries: Summaries,
+    max_positions: int,
+    device: str,
+    stop: threading.Event,
 ) -> tuple[Path, list[str]]:
     """Predict every test set with the best dev run of its task, and write a zip file with a table for each.
 
@@ -96,19 +97,18 @@ def write_submission(
     """
     tables, notices = {}, []
     for name, task in TASKS.items():
-        summary = summaries.get(INTERMEDIATE_TASK if name == DIAGNOSTIC else name)
-        loaded = prepared = None
-        if summary is not None and has_test_set(data, name):
-            loaded, prepared = load_checkpoint(best_checkpoint(out, summary.best)), read_glue_data(data, name)
+        summary, data, loaded = summaries.get(task.head), prepared.get(name), None
+        if summary is not None and data is not None and has_test_set(data):
+            loaded = load_checkpoint(best_checkpoint(out, summary.best))
         for split, file in task.test_files.items():
             predicted: dict[str, str] = {}
-            if prepared is not None and split in prepared.record["splits"]:
-                values = prepared.predict(loaded, split, max_positions, device, stop)
-                if prepared.kind == "number":
+            if loaded is not None and split in data.record["splits"]:
+                values = data.predict(loaded, split, max_positions, device, stop)
+                if data.kind == "number":
                     spelled = [f"{value:.3f}" for value in values.clip(0, LARGEST_SCORE)]
                 else:
-                    spelled = prepared.spell(values)
-                predicted = dict(zip(prepared.ids(split), spelled, strict=True))
+                    spelled = data.spell(values)
+                predicted = dict(zip(data.ids(split), spelled, strict=True))
             constant, ids = task.labels[0] if task.labels else "2.500", list(map(str, range(task.official_rows[split])))
             tables[file] = {index: predicted.get(index, constant) for index in ids}
             if missing := sum(index not in predicted for index in ids):

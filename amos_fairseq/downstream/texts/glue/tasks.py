@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from amos_fairseq.downstream.labeled_task import TASK_FILE
 from amos_fairseq.errors import UserError
 from amos_fairseq.inputs.file_kinds import COMPRESSIONS
 from amos_fairseq.output.terminal import say
@@ -35,6 +34,16 @@ class GlueTask:
     @property
     def main_score(self) -> str:
         return self.scores[0]
+
+    @property
+    def head(self) -> str:
+        """The task whose model predicts this one: that of MNLI also the diagnostic set, which has no training data."""
+        return INTERMEDIATE_TASK if self.name == DIAGNOSTIC else self.name
+
+    @staticmethod
+    def suffix(split: str) -> str:
+        """Return what the names of a split's scores end with: ``_mm`` for MNLI's mismatched set."""
+        return "_mm" if split == "valid1" else ""
 
     @property
     def files(self) -> dict[str, tuple[str, ...]]:
@@ -70,7 +79,6 @@ def _rows(train: int, valid: int, test: int) -> dict[str, int]:
     return {"train": train, "valid": valid, "test": test}
 
 
-# The diagnostic set has no training data; the model of MNLI predicts it.
 DIAGNOSTIC = "AX"
 _PAIR = ("sentence1", "sentence2")
 _BINARY = ("0", "1")
@@ -135,9 +143,7 @@ def has_any_file(directory: Path, task: GlueTask) -> bool:
 
 
 def holds_official_files(data: Path) -> bool:
-    """Return whether ``data`` is the official download; what ``amos prepare glue`` wrote has a ``task.json`` in each task."""
-    if any((data / task / TASK_FILE).exists() for task in TASKS):
-        return False
+    """Return whether ``data`` is the official download, and not what ``amos prepare glue`` wrote."""
     return any(has_any_file(data, task) for task in TASKS.values())
 
 
@@ -152,7 +158,7 @@ def find_files(directory: Path, task: GlueTask) -> dict[str, Path]:
             files[split] = paths[0]
         elif not is_test(split) or task.name == DIAGNOSTIC:
             missing = f"{directory / places[0]}: no such file (nor as {', '.join(COMPRESSIONS)})"
-            raise UserError(f"{missing}: copy it there, or download {task.name} with amos prepare glue-download")
+            raise UserError(f"{missing}: copy it there; docs/glue.md says where {task.name} is downloaded")
     return files
 
 
