@@ -11,9 +11,7 @@ from typing import Any
 
 import pytest
 
-from amos_fairseq.adaptation.adapt import is_finished
-from amos_fairseq.downstream.spans.dataset import Example, read_squad_manifest
-from amos_fairseq.downstream.texts.command import read_glue_data
+from amos_fairseq.downstream.spans.dataset import Example
 from amos_fairseq.errors import UserError
 from amos_fairseq.experiments.records import read_result, read_summary, write_record
 from amos_fairseq.inputs.question_files import read_squad
@@ -36,25 +34,10 @@ QUESTION = {"id": "q", "question": "w", "is_impossible": False, "answers": [{"te
 SQUAD = {"version": "v2.0", "data": [{"title": "t", "paragraphs": [{"context": "a b", "qas": [QUESTION]}]}]}
 ANSWER = {"text": "a", "start": 0, "tokens": [0, 1]}
 EXAMPLE = {"id": "q", "context": 0, "answers": [ANSWER], "is_impossible": False}
-COUNTS = {"questions": 1, "source_questions": 1, "impossible": 0}
-SQUAD_MANIFEST = {"settings": {"seed": 1}, "tokenizer_sha256": "x", "splits": {"train": COUNTS, "valid": COUNTS}}
-SQUAD_MANIFEST |= {"sources": {split: {"name": "x", "sha256": "x"} for split in ("train", "valid")}}
 INPUT = {"bytes": 2, "sha256": "x"}
 CORPUS = {"task_data": "x", "settings": {"seed": 1}, "inputs": [INPUT], "shards": [{"directory": "."}]}
 SPLIT = {"inputs": [{"documents": 1}], "train": [[2]], "sample": {"documents": 1, "paragraphs": 1, "bytes": 2}}
 IDENTITY = {"settings": {"seed": 1}, "inputs": []}
-GLUE_TASK = {"task": "RTE", "tokenizer_sha256": "x", "max_train_rows": None, "seed": None}
-GLUE_TASK |= {"splits": {"train": {"sha256": "x"}}, "files": {}, "sha256": {}}
-ROWS = {split: {"rows": 5, "source_rows": 9, "source": "x", "broken": 0} for split in ("train", "valid")}
-PREPARED_GLUE = GLUE_TASK | {"kind": "classes", "labels": ["a", "b"], "num_classes": 2, "notes": ["note"]}
-PREPARED_GLUE |= {"splits": ROWS}
-SOURCES = {"sources": []}
-
-
-def notes_of_glue(path: Path) -> list[str]:
-    notes = list(read_glue_data(path.parents[1], "RTE").notes())
-    assert all(note.encode() for note in notes)
-    return notes
 
 
 def of_record(read: Callable[[Path], Any]) -> Callable[[Path], Any]:
@@ -90,12 +73,9 @@ SUMMARY |= {"tasks": {"RTE": {"settings": ""}}, "checkpoint": {"file": "x", "num
 READERS: dict[str, tuple[str, Any, Callable[[Path], Any]]] = {
     "SQuAD": ("dev.json", SQUAD, read_squad),
     "prepared questions": ("train.examples.jsonl", EXAMPLE, lambda path: read_json_lines(path, "", Example.from_json)),
-    "squad.json": ("squad.json", SQUAD_MANIFEST, lambda path: read_squad_manifest(path.parent)),
     "corpus.json": ("corpus.json", CORPUS, lambda path: prepare_text.is_finished_corpus(path.parent, {"seed": 1}, [])),
     "identity of a corpus": (".prepare/identity.json", IDENTITY, claim),
     "split.json": (".prepare/text/split.json", SPLIT, lambda path: prepare_text._read_inputs(path.parent, [], None)),
-    "task.json of amos glue": ("RTE/task.json", PREPARED_GLUE, notes_of_glue),
-    "probing.json": ("probing.json", SOURCES, lambda path: is_finished(path.parent, SOURCES, "probing", path.name)),
     "result.json": ("result.json", RESULT, of_record(lambda path: read_result(path.parent))),
     "glue.json": (
         "glue.json",

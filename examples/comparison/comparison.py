@@ -9,7 +9,7 @@ from entries import CONFIGS, Entry, check_shared, compose_entry, read_entries, r
 from omegaconf import DictConfig
 from runs import FineTuning, Pretraining, Runner, measure_seconds_per_update
 
-from amos_fairseq.downstream.texts.command import read_glue_data
+from amos_fairseq.downstream.texts.command import read_text_data
 from amos_fairseq.errors import UserError
 from amos_fairseq.experiments.benchmark import LOG_FILE
 from amos_fairseq.experiments.records import read_record, write_record
@@ -72,7 +72,7 @@ class Comparison:
         """Make the checks of ``amos glue`` before pretraining."""
         glue, own = self.options.glue / "tokenizer", self.first_shard / "tokenizer"
         for task in self.options.tasks:
-            read_glue_data(self.options.glue, task)
+            read_text_data(self.options.glue / task)
         if not (own.is_dir() and glue.is_dir() and directory_sha256(glue) == directory_sha256(own)):
             raise UserError(f"{self.options.glue} was not prepared with the tokenizer {own}: prepare it with that one")
 

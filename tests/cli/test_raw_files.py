@@ -1,5 +1,5 @@
-"""``amos glue``, ``squad``, ``tag`` and ``probe`` on raw files: the data are those of ``amos prepare``, kept in OUT, and never
-changed under results. Nothing is fine-tuned here: ``tests/train`` does that on such data."""
+"""``amos glue``, ``squad``, ``tag`` and ``probe`` on raw files: the data are those of ``amos prepare``, kept in OUT. Nothing is
+fine-tuned here: ``tests/train`` does that on such data."""
 
 import gzip
 import json
@@ -33,18 +33,18 @@ class Raw:
             write_raw_glue(folder, "CoLA", "RTE")
             self.changed, self.line = folder / "RTE" / "train.tsv", "1\tA ship.\tIt.\tentailment\n"
             self.flags, self.prepare = ["--data", folder, "--tasks", "rte,CoLA"], [folder, "RTE,CoLA"]
-            self.folder, self.tasks = "data/glue", {"RTE", "CoLA"}
+            self.kinds, self.tasks = {"RTE", "CoLA"}, {"RTE", "CoLA"}
         elif kind == "squad":
             self.changed, self.line = write_json(folder / "train.json", make_squad()), " "
             dev = folder / "dev.json.gz"
             dev.write_bytes(gzip.compress(json.dumps(make_squad(seed=2)).encode()))
-            self.folder, self.tasks = "data/SQuAD2.0", {"SQuAD2.0"}
+            self.kinds, self.tasks = {"squad"}, {"SQuAD2.0"}
             self.flags, self.prepare = ["--train", self.changed, "--dev", dev], [self.changed, dev]
         else:
             self.changed, self.line = write_columns(folder / "train.txt", make_sentences()), "\nAnna\tnoun\tB-NAME\n"
             dev = write_columns(folder / "dev.txt", make_sentences(10, seed=2))
             own = ["--column", "a", "--columns", "a,b"]
-            self.folder, self.tasks = "data/tagging-a", {"tagging-a"}
+            self.kinds, self.tasks = {"tagging"}, {"tagging-a"}
             self.flags, self.prepare = ["--train", self.changed, "--dev", dev, *own], [self.changed, dev, *own]
 
 
@@ -71,9 +71,7 @@ def planned(start: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Bench
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """Every file but those of the record."""
-    files = [path for path in folder.rglob("*") if path.is_file() and path.name != ".made_from.json"]
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def identities(benchmark: Benchmark) -> dict[str, str]:
@@ -89,8 +87,10 @@ def test_raw_files_give_the_bits_of_prepare_and_keep_them(kind, start, planned, 
     capsys.readouterr()
     found = planned(raw.command, out, *raw.flags)
     assert "with the tokenizer of the checkpoint" in capsys.readouterr().err
-    assert found.data == out / raw.folder
-    assert contents(found.data) == contents(tmp_path / "prepared")
+    made = {folder.name.rpartition("-")[0]: folder for folder in (out / "data").iterdir()}
+    assert made.keys() == raw.kinds
+    for task, folder in made.items():
+        assert contents(folder) == contents(tmp_path / "prepared" / (task if kind == "glue" else "."))
     assert identities(found) == identities(expected)
     assert identities(found).keys() == raw.tasks
 
@@ -100,18 +100,10 @@ def test_raw_files_give_the_bits_of_prepare_and_keep_them(kind, start, planned, 
     assert capsys.readouterr().err == f"{raw.command}: reading {start}\n"
 
     raw.changed.write_text(raw.changed.read_text(encoding="utf-8") + raw.line, encoding="utf-8")
-    task = sorted(raw.tasks)[-1]
-    (out / "runs" / task / "seed1").mkdir(parents=True)
-    before = contents(out)
-    arguments = [raw.command, "--checkpoint", start, "--out", out, "--cpu", *raw.flags]
-    line = error_line(capsys, main, *arguments, reports_progress=True)
-    assert f"the file {raw.changed.name} of the " in line
-    assert line.endswith(f"give another --out, or delete {out}/runs/{task} to begin again")
-    assert contents(out) == before
-    (out / "runs" / task / "seed1").rmdir()
-    (out / "runs" / task).rmdir()
     again = planned(raw.command, out, *raw.flags)
+    task = sorted(raw.tasks)[-1]
     assert identities(again).items() - identities(found).items() == {(task, again.tasks[task].data_sha256)}
+    assert len(list((out / "data").iterdir())) == len(raw.kinds) + 1
 
 
 def test_a_tenth_of_the_sentences_is_the_dev_set(planned, tmp_path, capsys) -> None:
@@ -139,13 +131,12 @@ def test_tests_sets_of_glue_can_be_added_to_results(planned, tmp_path, capsys) -
         (raw / "MNLI" / name).unlink()
     first = planned("glue", out, "--data", raw)
     assert "not fine-tuned: QQP, QNLI" in capsys.readouterr().err
-    assert {path.name for path in first.data.iterdir()} == {"MNLI", "tokenizer"}
-    (out / "runs" / "MNLI").mkdir(parents=True)
+    assert [path.name.rpartition("-")[0] for path in (out / "data").iterdir()] == ["MNLI"]
     for name, content in tests.items():
         (raw / "MNLI" / name).write_bytes(content)
     second = planned("glue", out, "--data", raw, "--write-test")
-    assert (second.data / "MNLI" / "test1.ids").read_text() == "8\n7\n"
-    assert (second.data / "AX" / "input1").is_dir()
+    assert second.prepared["MNLI"].ids("test1") == ["8", "7"]
+    assert (second.diagnostic.directory / "input1").is_dir()
     assert identities(second) == identities(first)
 
 

@@ -151,7 +151,7 @@ def test_flags_of_fairseq_train_are_known():
         "GLUE/CoLA": "sentence_prediction",
         "GLUE/RTE:GLUE/MRPC:GLUE/STS-B": "multi_task",
         "SQUAD": "squad",
-        "RESULTS/data/classification": "text_classification",
+        "RESULTS/data/classification-*": "text_classification",
     }
 
 

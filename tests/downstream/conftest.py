@@ -10,6 +10,7 @@ import torch
 from preparing import prepare
 from synthetic_glue import (
     INFERENCE,
+    folders,
     session,
     write_glue,
     write_glue_tokenizer,
@@ -83,7 +84,9 @@ def glue(start, data, fake_training):
 
     def run(out, *tasks, data=data, intermediate=None, with_test=False, seeds=1, **options):
         chosen = GlueOptions(intermediate=intermediate, with_test=with_test)
-        outcome = run_benchmark(open_glue(session(start, out, seeds=seeds, **options), data, tasks, chosen))
+        outcome = run_benchmark(
+            open_glue(session(start, out, seeds=seeds, **options), folders(data, [*tasks, *["AX"] * with_test]), chosen)
+        )
         assert outcome.failures == []
         return outcome
 

@@ -2,7 +2,6 @@
 
 import json
 import random
-import shutil
 from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ from fairseq.data import Dictionary, data_utils
 from fairseq.data.indexed_dataset import MMapIndexedDatasetBuilder
 from saved_models import small_tokenizer, write_checkpoint
 
+from amos_fairseq.downstream.texts.glue.tasks import AVERAGED, TASKS
 from amos_fairseq.downstream.texts.prepare import write_task
 from amos_fairseq.experiments.session import Session, session_from
 from amos_fairseq.inputs.labels import LabelSpace
@@ -163,7 +163,7 @@ def write_glue_tokenizer(directory: Path, more_text: str = "") -> Path:
 
 def decoded_texts(out: Path, task: str, split: str) -> list[tuple[str, ...]]:
     """Texts of a prepared split, read with fairseq's own dictionary and data, back through the tokenizer."""
-    tokenizer = load_tokenizer(out / "tokenizer")
+    tokenizer = load_tokenizer(out / task / "tokenizer")
     columns = []
     for name in ("input0", "input1"):
         if not (out / task / name).is_dir():
@@ -206,8 +206,7 @@ def write_pretraining_data(data: Path) -> None:
 def write_glue(data: Path, start: Path, task: str, labels: Sequence[str], rows: dict[str, int], pair: bool) -> None:
     """Random sentences; the class is the index of the first word in ``WORDS``, the score (no ``labels``) half of it.
 
-    ``start``: SAVE_DIR whose tokenizer is copied; ``rows``: split -> number of rows, without labels in test splits."""
-    shutil.copytree(start / "tokenizer", data / "tokenizer", dirs_exist_ok=True)
+    ``start``: SAVE_DIR whose tokenizer is used; ``rows``: split -> number of rows, without labels in test splits."""
     generator, splits = random.Random(task), {}
     for split, number in rows.items():
         classes = [generator.randrange(len(labels) or 10) for _ in range(number)]
@@ -218,12 +217,18 @@ def write_glue(data: Path, start: Path, task: str, labels: Sequence[str], rows: 
         splits[split] = LabeledRows(f"{split}.tsv", "", list(map(str, range(number))), of_rows, given)
     space = LabelSpace("classes" if labels else "number", tuple(labels))
     (data / task).mkdir(parents=True)
-    tokenizer = load_tokenizer(data / "tokenizer")
-    record = write_task(data / task, task, space, splits, tokenizer, data / "tokenizer")
-    del record["sha256"]  # tests change the files
-    for facts in record["splits"].values():
-        facts |= {"source_rows": facts["rows"], "broken": 0}
+    record = write_task(data / task, task, space, splits, load_tokenizer(start / "tokenizer"))
+    for split, facts in record["splits"].items():
+        facts |= {"source_rows": facts["rows"], "suffix": "_mm" if split == "valid1" else ""}
+    record |= {"scores": list(TASKS[task].scores), "in_average": task in AVERAGED, "head": TASKS[task].head}
+    # Without hashes: tests change the files.
+    record |= {"format": 1, "settings": {"max_train_rows": None, "seed": None}, "tokenizer_sha256": "x"}
     (data / task / "task.json").write_text(json.dumps(record), encoding="utf-8")
+
+
+def folders(data: Path, tasks: Sequence[str]) -> dict[str, Path]:
+    """The prepared data of tasks by name."""
+    return {task: data / task for task in tasks}
 
 
 def write_rows(directory: Path, split: str, rows: Sequence[Sequence[int]]) -> None:

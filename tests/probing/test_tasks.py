@@ -77,7 +77,7 @@ def test_three_corpora(tmp_path: Path, capsys: pytest.CaptureFixture):
     main([out, *flags])
     assert "finished already" in capsys.readouterr().err
     other = error_line(capsys, main, out, "--chunks", chunks, chunks)
-    assert "made with other files" in other
+    assert "is not empty, and was not made of these files" in other
 
 
 def test_odd_words(tmp_path: Path):

@@ -295,7 +295,7 @@ def test_data_with_labels(kind, tmp_path, capsys):
     elif kind == "classify":
         file.write_text("text\tlabel\n" + "the fox hare\ta\nthe dog owl\tb\n" * 3)
         out.mkdir()
-        write_tables(out, Tables(file, file).with_columns(), load_tokenizer(tokenizer))
+        write_tables(out, Tables(file, file).with_columns(), load_tokenizer(tokenizer), {})
     else:
         answer = {"text": "fox", "answer_start": 4}
         questions = [{"id": "1", "question": "the fox hare " * 3, "answers": [answer], "is_impossible": False}]

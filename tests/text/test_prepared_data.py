@@ -1,5 +1,6 @@
-"""Data inside of OUT of a fine-tuning command: when they are made, kept, made again and refused."""
+"""Folders of prepared data: named by their content in OUT of a fine-tuning command, and OUT of amos prepare."""
 
+import json
 import multiprocessing
 import os
 import signal
@@ -11,7 +12,13 @@ from typing import Any
 import pytest
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.text.prepared_data import prepared_data
+from amos_fairseq.text.prepared_data import (
+    description_of,
+    fill_out,
+    prepared_data,
+    read_manifest,
+    write_manifest,
+)
 
 
 class Preparation:
@@ -21,7 +28,11 @@ class Preparation:
         self.out, self.source, self.count = folder / "out", folder / "train.txt", 0
         self.source.write_text("a b")
 
-    def __call__(self, tokenizer: str = "T", during: Callable[[], Any] = int, **settings: Any) -> str:
+    def describe(self, tokenizer: str = "T", **settings: Any) -> dict[str, Any]:
+        fake: Any = SimpleNamespace(sha256=tokenizer)
+        return description_of({"train": self.source}, fake, settings)
+
+    def __call__(self, tokenizer: str = "T", during: Callable[[], Any] = int, **settings: Any) -> Path:
         def write(directory: Path) -> None:
             self.count += 1
             directory.joinpath("begun").write_text("")
@@ -29,14 +40,10 @@ class Preparation:
             words = self.source.read_text().split()
             directory.joinpath("words").write_text("".join(f"{word}{tokenizer}" for word in words))
 
-        fake: Any = SimpleNamespace(sha256=tokenizer)
-        results, sources = ["runs/toy", "results.json"], {"train": self.source}
-        folder = prepared_data(self.out, "toy/words", sources, fake, settings, write, results)
-        assert folder == self.out / "data" / "toy" / "words"
-        return (folder / "words").read_text()
+        return prepared_data(self.out, "toy", self.describe(tokenizer, **settings), write)
 
-    def files(self) -> set[str]:
-        return {str(path.relative_to(self.out)) for path in self.out.rglob("*") if path.is_file()}
+    def folders(self) -> list[str]:
+        return sorted(path.name for path in (self.out / "data").iterdir())
 
 
 @pytest.fixture
@@ -44,114 +51,95 @@ def prepare(tmp_path: Path) -> Preparation:
     return Preparation(tmp_path)
 
 
-COMPLETE = {f"data/toy/words/{name}" for name in ("begun", "words", ".made_from.json")}
+def words(folder: Path) -> str:
+    return (folder / "words").read_text()
 
 
-def test_made_once_and_again_after_each_change(prepare: Preparation) -> None:
-    assert prepare(rows=(1, 2)) == prepare(rows=[1, 2]) == "aTbT"
-    assert prepare.count == 1
-    assert prepare.files() == COMPLETE
+def test_each_content_has_its_folder_which_is_made_once(prepare: Preparation) -> None:
+    first = prepare(rows=(1, 2))
+    assert prepare(rows=[1, 2]) == first
+    assert (prepare.count, words(first)) == (1, "aTbT")
     prepare.source.write_text("c")
-    assert prepare(rows=(1, 2)) == "cT"
-    assert prepare("U", rows=(1, 2)) == "cU"
-    assert prepare("U", rows=3) == "cU"
+    others = [prepare(rows=(1, 2)), prepare("U", rows=(1, 2)), prepare("U", rows=3)]
+    assert list(map(words, others)) == ["cT", "cU", "cU"]
+    prepare.source.write_text("a b")
+    assert prepare(rows=(1, 2)) == first
     assert prepare.count == 4
-    assert prepare.files() == COMPLETE
+    assert prepare.folders() == sorted(folder.name for folder in (first, *others))
+    assert all(folder.parent == prepare.out / "data" and folder.name.startswith("toy-") for folder in others)
 
 
 def test_a_source_can_be_a_folder(tmp_path: Path) -> None:
     """As datasets saves tables: a change of a file in it, or of its name, counts."""
-    made: list[Path] = []
     (tmp_path / "table").mkdir()
-
-    def number_made() -> int:
-        prepared_data(tmp_path / "out", "table", {"train": tmp_path / "table"}, None, {}, made.append, [])
-        return len(made)
-
-    for changes in (["a", "1"], ["a", "2"], ["b", "2"]):
-        before = number_made()
-        (tmp_path / "table" / changes[0]).write_text(changes[1])
-        assert [number_made(), number_made()] == [before + 1] * 2
+    fake: Any = SimpleNamespace(sha256="T")
+    described = []
+    for name, content in (("a", "1"), ("a", "2"), ("b", "2")):
+        (tmp_path / "table" / name).write_text(content)
+        described.append(json.dumps(description_of({"train": tmp_path / "table"}, fake, {})))
+    assert len(set(described)) == 3
 
 
-def test_data_with_results_are_not_replaced_by_others(prepare: Preparation) -> None:
-    result = "runs/toy"
-    prepare()
-    before = {path: path.stat().st_mtime_ns for path in prepare.out.rglob("*") if path.is_file()}
-    (prepare.out / result).mkdir(parents=True)
-    prepare.source.write_text("c")
-    with pytest.raises(UserError, match=f"the file train.txt of .* another --out, or delete .*{result} to begin again"):
-        prepare()
-    assert before == {path: path.stat().st_mtime_ns for path in prepare.out.rglob("*") if path.is_file()}
-    prepare.source.write_text("a b")
-    assert prepare() == "aTbT"
-    assert prepare.count == 1
-    # The same data again: they belong to the results.
-    (prepare.out / "data/toy/words/words").write_text("aT")
-    assert prepare() == "aTbT"
-    assert prepare.count == 2
-    (prepare.out / result).rmdir()
-    prepare.source.write_text("c")
-    assert prepare() == "cT"
-
-
-@pytest.mark.parametrize("split", ["dev", "valid"])
-def test_a_dev_file_that_only_one_of_two_commands_has(split: str, tmp_path: Path) -> None:
-    """What the message asks for continues with the data that are there."""
-    (tmp_path / "a.txt").write_text("a")
-    train, made = {"train": tmp_path / "a.txt"}, []
-    both = train | {split: tmp_path / "a.txt"}
-    for first, then, message in (
-        (train, both, r"\(it was made without --dev\), .* those data: leave it out, give another --out, or"),
-        (both, train, r"\(it was made with --dev\), .* those data: give it, give another --out, or delete"),
-    ):
-        out = tmp_path / f"out{len(first)}"
-        prepared_data(out, "toy", first, None, {}, made.append, ["runs/toy"])
-        (out / "runs" / "toy").mkdir(parents=True)
-        with pytest.raises(UserError, match=message):
-            prepared_data(out, "toy", then, None, {}, made.append, ["runs/toy"])
-        prepared_data(out, "toy", first, None, {}, made.append, ["runs/toy"])
-    assert len(made) == 2
-
-
-def test_a_failure_leaves_the_earlier_data_or_nothing(prepare: Preparation) -> None:
+def test_a_failure_leaves_nothing(prepare: Preparation) -> None:
     def fail() -> None:
         raise UserError("train.txt, line 1: no label")
 
     with pytest.raises(UserError, match="no label"):
         prepare(during=fail)
     assert not prepare.out.exists()
-    prepare()
-    prepare.source.write_text("c")
+    folder = prepare()
     with pytest.raises(UserError, match="no label"):
-        prepare(during=fail)
-    assert prepare.files() == COMPLETE
-    assert (prepare.out / "data/toy/words/words").read_text() == "aTbT"
-    assert prepare() == "cT"
+        prepare(during=fail, rows=3)
+    assert prepare.folders() == [folder.name]
+
+
+def in_another_process(prepare: Preparation, **options: Any) -> int:
+    child = multiprocessing.get_context("fork").Process(target=prepare, kwargs=options)
+    child.start()
+    child.join()
+    return child.exitcode
 
 
 def test_a_killed_process_leaves_nothing_that_is_taken_for_data(prepare: Preparation) -> None:
-    fork = multiprocessing.get_context("fork")
-    child = fork.Process(target=prepare, kwargs={"during": lambda: os.kill(os.getpid(), signal.SIGKILL)})
-    child.start()
-    child.join()
-    assert child.exitcode == -signal.SIGKILL
-    assert not (prepare.out / "data/toy/words").exists()
-    assert prepare() == "aTbT"
-    assert prepare.files() == COMPLETE
+    assert in_another_process(prepare, during=lambda: os.kill(os.getpid(), signal.SIGKILL)) == -signal.SIGKILL
+    folder = prepare()
+    assert (words(folder), prepare.folders()) == ("aTbT", [folder.name])
 
 
-def test_other_folders_links_and_bad_records_are_not_replaced(prepare: Preparation, tmp_path: Path) -> None:
-    folder = prepare.out / "data/toy/words"
-    folder.mkdir(parents=True)
-    (folder / "thesis").write_text("all of it")
-    with pytest.raises(UserError, match="was not written by this command"):
-        prepare()
-    (folder / ".made_from.json").write_text("{")
-    with pytest.raises(UserError, match=r"made_from.json .*delete .*words and repeat"):
-        prepare()
-    (folder / ".made_from.json").unlink()
-    (folder / ".made_from.json").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(UserError, match="is a link"):
-        prepare()
-    assert (folder / "thesis").read_text() == "all of it"
+def test_of_two_commands_at_once_the_second_uses_what_the_first_made(prepare: Preparation) -> None:
+    """Each writes its own folder; the other one is finished when this one is renamed."""
+    folder = prepare(during=lambda: in_another_process(prepare))
+    (made,) = (prepare.out / "data").iterdir()
+    assert (folder, words(made)) == (made, "aTbT")
+
+
+def test_out_of_prepare_is_empty_or_finished_or_refused(prepare: Preparation, tmp_path: Path) -> None:
+    def fill(out: Path, **settings: Any) -> bool:
+        description = prepare.describe(**settings)
+        return fill_out(out, description, "toy.json", lambda folder: write_manifest(folder / "toy.json", description))
+
+    out = tmp_path / "prepared"
+    out.mkdir()
+    assert [fill(out, rows=3), fill(out, rows=3)] == [True, False]
+    (tmp_path / "letters").mkdir()
+    (tmp_path / "letters" / "thesis").write_text("all of it")
+    for other, settings in ((out, {"rows": 4}), (tmp_path / "letters", {}), (prepare.source, {})):
+        before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+        with pytest.raises(UserError, match=r"^OUT .* is not empty, and was not made of .*: give another folder$"):
+            fill(other, **settings)
+        assert before == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+
+
+def test_a_manifest_is_read_back_or_refused(tmp_path: Path) -> None:
+    path = tmp_path / "toy.json"
+    with pytest.raises(UserError, match=r"toy\.json is missing: give a folder that amos prepare wrote"):
+        read_manifest(path)
+    write_manifest(path, {"rows": 3})
+    assert read_manifest(path)["rows"] == 3
+    for text, message in (
+        ("{", "is not JSON"),
+        ('{"format": 0}', "is not readable as prepared data: prepare the data"),
+    ):
+        path.write_text(text)
+        with pytest.raises(UserError, match=message):
+            read_manifest(path)

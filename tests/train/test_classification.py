@@ -195,7 +195,7 @@ def test_several_labels(place):
 def test_two_ranks_train_and_score_as_one(place, classes, tmp_path):
     """Two micro-batches of one rank are those of two ranks, to the bit; the rows of both are scored together."""
     start = ["--finetune-from-model", place / "start" / "checkpoint_last.pt"]
-    flags = [classes / "data" / "classification", *shlex.split(TWO_UPDATES), *start]
+    flags = [next((classes / "data").glob("classification-*")), *shlex.split(TWO_UPDATES), *start]
     found = []
     for num_ranks in (1, 2):
         out = tmp_path / str(num_ranks)
@@ -209,7 +209,13 @@ def test_two_ranks_train_and_score_as_one(place, classes, tmp_path):
 
 
 def test_a_frozen_encoder_keeps_its_bits(place, classes, tmp_path):
-    flags = [classes / "data" / "classification", *shlex.split(TWO_UPDATES), "--freeze-encoder", "--save-dir", tmp_path]
+    flags = [
+        next((classes / "data").glob("classification-*")),
+        *shlex.split(TWO_UPDATES),
+        "--freeze-encoder",
+        "--save-dir",
+        tmp_path,
+    ]
     flags += ["--finetune-from-model", place / "start" / "checkpoint_last.pt"]
     run_command("fairseq_cli.train", list(map(str, flags)), 2)
     state = read_state(tmp_path / "checkpoint_last.pt")

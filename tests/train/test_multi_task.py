@@ -17,7 +17,7 @@ from synthetic_glue import WORDS, write_glue, write_pretrained_checkpoint
 import amos_fairseq
 from amos_fairseq.checkpoints.read import load_checkpoint, read_state
 from amos_fairseq.cli.main import main
-from amos_fairseq.downstream.texts.command import read_glue_data
+from amos_fairseq.downstream.texts.command import read_text_data
 
 pytestmark = pytest.mark.slow
 
@@ -140,7 +140,7 @@ def test_single_teachers_teach_one_model_of_all_tasks(place, tmp_path, capsys):
 
 def assert_scores_are_those_of_heads(place, run):
     """The table of predictions of a task, row by row through its own head, and the scores of all tasks."""
-    data, loaded = read_glue_data(place / "data", "RTE"), load_checkpoint(run)
+    data, loaded = read_text_data(place / "data" / "RTE"), load_checkpoint(run)
     lines = [line.split("\t") for line in (run / "predictions.RTE.valid.tsv").read_text().splitlines()[1:]]
     inputs = data.inputs("valid", 80, loaded.separator)
     for number, (_, prediction, label) in enumerate(lines):

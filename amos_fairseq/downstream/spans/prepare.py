@@ -8,14 +8,16 @@ import contextlib
 import json
 import shlex
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from amos_fairseq.errors import UserError
+from amos_fairseq.inputs.file_kinds import in_mib
 from amos_fairseq.inputs.question_files import (
+    LARGEST_FILE_BYTES,
     MANIFEST,
     TOKEN_ARRAYS,
     Answer,
@@ -48,6 +50,7 @@ NAMED_ANSWERS = 20  # of each that do not fit, in squad.json
 
 def run(arguments: argparse.Namespace) -> None:
     sources = {"train": arguments.train, "valid": arguments.dev}
+    check_sizes(sources)
     if arguments.max_train_questions is not None and arguments.max_train_questions < 1:
         raise UserError(f"--max-train-questions {arguments.max_train_questions} must be at least 1")
     out, tokenizer = arguments.out, load_tokenizer(arguments.tokenizer)
@@ -61,10 +64,18 @@ def run(arguments: argparse.Namespace) -> None:
 def prepare_squad_inside(out: Path, train: Path, dev: Path, tokenizer: Tokenizer) -> Path:
     """Return what ``amos prepare squad`` makes of both files, inside of OUT of ``amos squad``."""
     sources, sample = {"train": train, "valid": dev}, Sample(None, seed=1)
+    check_sizes(sources)
     description = description_of(sources, tokenizer, sample.describe("max_train_questions"))
     return prepared_data(
         out, "squad", description, lambda folder: _write(folder, sources, description, tokenizer, sample)
     )
+
+
+def check_sizes(sources: Mapping[str, Path]) -> None:
+    """Refuse a file that is too large to be read, before its sha256 is computed."""
+    for path in sources.values():
+        if path.is_file() and path.stat().st_size > LARGEST_FILE_BYTES:
+            raise UserError(f"{path} holds more than {in_mib(LARGEST_FILE_BYTES)}: divide it into smaller files")
 
 
 def sample_questions(paragraphs: Sequence[Paragraph], sample: Sample) -> Sequence[Paragraph]:

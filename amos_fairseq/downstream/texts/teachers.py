@@ -1,7 +1,7 @@
 """Predictions of training rows: what ``--write-train`` writes, and what ``--teachers`` reads to train another model with.
 
 ``TASK.tsv`` has a row for each training row, in their order: its number from 0 on, and the probability of each label, or the
-number that is predicted for it. ``TASK.json`` beside it says which rows they are, and has the sha256 of the table.
+number that is predicted for it. ``TASK.json`` beside it says which rows they are.
 """
 
 from collections.abc import Sequence
@@ -15,10 +15,10 @@ from scipy.special import expit, softmax
 from amos_fairseq.downstream.texts.command import TextData
 from amos_fairseq.downstream.texts.task import ANNEALED, gold_weight_of
 from amos_fairseq.errors import UserError
-from amos_fairseq.experiments.records import checked_file, content_sha256, read_results, summarize
-from amos_fairseq.files import check_claim, file_sha256, json_text, write_text
+from amos_fairseq.experiments.records import content_sha256, read_results, summarize
+from amos_fairseq.files import file_sha256, json_text, write_text
 from amos_fairseq.inputs.input_files import TableFile
-from amos_fairseq.strangers import finite_number
+from amos_fairseq.strangers import finite_number, read_json
 
 INDEX, NUMBER = "index", "score"  # columns
 FOLDER = "train"  # in the directory of a run
@@ -42,7 +42,7 @@ def write_train_predictions(directory: Path, data: TextData, logits: np.ndarray)
     directory.mkdir(exist_ok=True)
     file = directory / f"{data.name}.tsv"
     write_text(file, "\n".join(["\t".join([INDEX, *columns_of(data)]), *lines, ""]))
-    write_text(file.with_suffix(".json"), json_text(data.rows_identity() | {"sha256": file_sha256(file)}))
+    write_text(file.with_suffix(".json"), json_text(data.rows_identity()))
 
 
 def has_train_predictions(directory: Path, task: str) -> bool:
@@ -52,46 +52,42 @@ def has_train_predictions(directory: Path, task: str) -> bool:
 def read_predictions(file: Path, data: TextData) -> tuple[np.ndarray, str]:
     """Return the predictions of another model for the training rows of ``data``, [rows, outputs] float32, and the sha256 of
     the file."""
-    table = TableFile(file)
     # Other programs need not write this record.
-    sha256, problem = file_sha256(file), f"{file} is for other rows, or was changed"
-    advice = "give the same files and --max-rows, or write it again with --write-train"
-    check_claim(file.with_suffix(".json"), data.rows_identity() | {"sha256": sha256}, problem, advice)
-    kind, names, rows = data.record["kind"], columns_of(data), data.num_train
+    record = read_json(file.with_suffix(".json"), "write it again with --write-train", optional=True)
+    if record not in (None, data.rows_identity()):
+        raise UserError(f"{file} is for other rows: give the same files and --max-rows, or write it with --write-train")
+    kind, names, rows, table = data.record["kind"], columns_of(data), data.num_train, TableFile(file)
     if sorted(table.columns) != sorted([INDEX, *names]):
         raise UserError(f"{file} has the columns {', '.join(table.columns)}, the task {INDEX}, {', '.join(names)}")
     values: list[list[float]] = []
     for line, row in table.rows():
-        where = f"{file}, line {line}"
         try:
-            numbers = [finite_number(float(row[name])) for name in names]
-            index = int(row[INDEX])
+            values.append([finite_number(float(row[name])) for name in names])
+            if int(row[INDEX]) != len(values) - 1:
+                raise ValueError(f"row {row[INDEX]} is not the next one")
         except ValueError as error:
-            raise UserError(f"{where}: {error}: each row needs an index and finite numbers") from error
-        if index != len(values) or index >= rows:
-            raise UserError(f"{where} is row {index}, expected were {rows:,} rows from 0 on, in the order of training")
-        values.append(numbers)
-    if table.broken_lines:
-        raise UserError(f"{file}, line {table.broken_lines[0]} has another number of columns: correct it")
-    if len(values) != rows:
-        raise UserError(f"{file} has {len(values):,} rows, the training set {rows:,}: give predictions for these rows")
+            raise UserError(f"{file}, line {line}: {error}: give an index from 0 on and finite numbers") from error
+    if table.broken_lines or len(values) != rows:
+        count = f"{len(values):,} rows and {len(table.broken_lines):,} with another number of columns"
+        raise UserError(
+            f"{file} has {count}, the training set {rows:,}: give predictions for these rows, in their order"
+        )
     array = np.array(values)
     if kind != "number":
         array = _checked_probabilities(file, kind, array)
-    return array.astype(np.float32), sha256
+    return array.astype(np.float32), file_sha256(file)
 
 
 def _checked_probabilities(file: Path, kind: str, values: np.ndarray) -> np.ndarray:
     """Return probabilities [rows, labels], those of classes with the sum 1."""
-    if values.min() < 0 or values.max() > 1 + ROUNDING:
-        raise UserError(f"{file} has values that are no probabilities, from 0 to 1: give those of each label")
-    if kind == "labels":
-        return values.clip(max=1)
     sums = values.sum(axis=1)
-    worst = int(np.abs(sums - 1).argmax())
-    if abs(sums[worst] - 1) > ROUNDING * values.shape[1]:
-        raise UserError(f"{file}, row {worst}: the probabilities have the sum {sums[worst]:.4g}, not 1")
-    return values / sums[:, None]
+    is_wrong = (values < 0).any(axis=1) | (values > 1 + ROUNDING).any(axis=1)
+    if kind == "classes":
+        is_wrong |= np.abs(sums - 1) > ROUNDING * values.shape[1]
+    if is_wrong.any():
+        what = "whose sum is 1" if kind == "classes" else "of each label"
+        raise UserError(f"{file}, row {is_wrong.argmax()}: these are no probabilities {what}: give those")
+    return values / sums[:, None] if kind == "classes" else values.clip(max=1)
 
 
 @dataclass
@@ -164,7 +160,6 @@ def read_teachers(folder: Path, gold_weight: str | None, ensemble: bool = False)
             for file in sorted((folder / result.directory / FOLDER).glob("*.tsv")):
                 # The model of a single task is preferred to that of all tasks.
                 if result.task == file.stem or file.stem not in summaries:
-                    checked_file(folder / result.directory, result, f"{FOLDER}/{file.name}")
                     files.setdefault(file.stem, {})[result.seed] = file
     for file in sorted(folder.glob("*.tsv")):
         files.setdefault(file.stem, {None: file})

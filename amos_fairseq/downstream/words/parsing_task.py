@@ -41,7 +41,7 @@ class ParsedSentences(TaggedSentences):
     def __init__(self, directory: Path, split: str, num_relations: int, max_tokens: int, **options: Any) -> None:
         super().__init__(directory, split, num_relations, max_tokens, **options)
         self.num_relations = num_relations
-        self._heads = open_lines(f"{self.source}.{HEAD}", "give OUT/data/parsing of amos parse")
+        self._heads = open_lines(f"{self.source}.{HEAD}", "give OUT/data/parsing-HASH of amos parse")
         if not np.array_equal(self._heads.sizes, self._labels.sizes) or any(
             len(heads) and not 0 <= int(heads.min()) <= int(heads.max()) <= len(heads) for heads in self._heads
         ):
@@ -70,7 +70,7 @@ class ParsedSentences(TaggedSentences):
 
 @dataclass
 class DependencyParsingConfig(SequenceTaggingConfig):
-    data: str = setting(MISSING, "OUT/data/parsing of amos parse")
+    data: str = setting(MISSING, "OUT/data/parsing-HASH of amos parse")
 
 
 @register_task("dependency_parsing", dataclass=DependencyParsingConfig)

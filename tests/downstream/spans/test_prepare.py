@@ -1,6 +1,5 @@
 """``amos prepare squad``: its files, counts and errors; answers aligned to tokens."""
 
-import json
 import lzma
 import random
 import shutil
@@ -55,7 +54,6 @@ def test_files_have_every_question_and_paragraph(data):
 
 
 def test_changed_and_damaged_files_are_refused_at_opening(data, tmp_path):
-    """By their hashes; without these, as in data of earlier versions, a damaged line is one line as well."""
     copy = tmp_path / "data"
     shutil.copytree(data, copy)
     for name in ("valid.context_end.bin", "valid.examples.jsonl"):
@@ -63,18 +61,6 @@ def test_changed_and_damaged_files_are_refused_at_opening(data, tmp_path):
         with pytest.raises(UserError, match=rf"{name} is not the file that amos prepare wrote: copy"):
             SquadSplit(copy, "valid")
         shutil.copyfile(data / name, copy / name)
-    assert len(SquadSplit(copy, "valid")) == len(SquadSplit(data, "valid"))
-    (copy / "squad.json").unlink()  # the hashes
-    (copy / "valid.examples.jsonl").write_text('{"id": 5}\n')
-    with pytest.raises(UserError, match=r"examples\.jsonl is damaged \(answers is None, not a list\): prepare the"):
-        SquadSplit(copy, "valid")
-    lines = (copy / "train.examples.jsonl").read_text().splitlines()
-    for change in ({"context": 10**6}, {"tokens": [0, 10**6]}, {"tokens": [-1, 0]}, {"tokens": [1, 0]}):
-        example = json.loads(lines[0])
-        (example if "context" in change else example["answers"][0]).update(change)
-        (copy / "train.examples.jsonl").write_text("\n".join([json.dumps(example), *lines[1:], ""]))
-        with pytest.raises(UserError, match=r"train\.examples\.jsonl is damaged \(.*\): prepare the data again"):
-            SquadSplit(copy, "train")
 
 
 def test_inexact_answers_are_counted_and_listed(tmp_path):
@@ -126,9 +112,11 @@ def test_refusals(data, tmp_path, capsys):
         ([source, tmp_path / "absent.json", tokenizer, out], "absent.json: no such file"),
         ([source, source, tmp_path / "absent", out], "is not a directory"),
         ([source, source, tokenizer, out, "--max-train-questions", 0], "--max-train-questions 0"),
-        ([source, source, tokenizer, data, "--max-train-questions", 3], "nothing there, 3 here"),
+        (
+            [source, source, tokenizer, data, "--max-train-questions", 3],
+            "is not empty, and was not made of these",
+        ),
         ([source, tmp_path / "huge.json", tokenizer, out], "huge.json holds more than 256 MiB"),
-        ([source, source, tokenizer, tmp_path], "is not empty and contains no SQuAD data"),
     ):
         assert message in error_line(capsys, main, *arguments, reports_progress=True), arguments
     assert not out.exists()

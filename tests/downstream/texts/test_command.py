@@ -11,7 +11,7 @@ from synthetic_glue import INFERENCE, change_task
 
 from amos_fairseq.checkpoints.read import load_checkpoint, read_state
 from amos_fairseq.downstream.model import TEXT_HEAD
-from amos_fairseq.downstream.texts.command import read_glue_data
+from amos_fairseq.downstream.texts.command import read_text_data
 from amos_fairseq.errors import UserError
 from amos_fairseq.experiments.benchmark import Stopped, batches
 from amos_fairseq.experiments.records import best_run_of, read_result
@@ -25,7 +25,7 @@ def test_rows_are_those_of_fairseqs_task(data):
         symbols = {"init_token": 0, "separator_token": separator}
         cfg = SentencePredictionConfig(data=str(data / task), **kind, **cut, **symbols)
         theirs = SentencePredictionTask.setup_task(cfg).load_dataset("valid")
-        prepared = read_glue_data(data, task)
+        prepared = read_text_data(data / task)
         items = (theirs[i] for i in range(len(theirs)))
         rows = prepared.inputs("valid", limit, separator)
         for number, (label, item) in enumerate(zip(prepared.labels("valid"), items, strict=True)):
@@ -53,7 +53,7 @@ def test_predictions_are_those_of_single_rows_through_the_model(data, tmp_path, 
     glue(tmp_path, "STS-B", "MNLI")
     for task, split in (("STS-B", "valid"), ("MNLI", "valid1")):
         directory = tmp_path / "runs" / task / "seed1"
-        prepared, loaded = read_glue_data(data, task), load_checkpoint(directory / "checkpoint_best.pt")
+        prepared, loaded = read_text_data(data / task), load_checkpoint(directory / "checkpoint_best.pt")
         rows = [line.split("\t") for line in (directory / f"predictions.{split}.tsv").read_text().splitlines()]
         assert rows.pop(0) == ["index", "prediction", "label"]
         assert [row[0] for row in rows] == [str(i) for i in range(len(rows))]
@@ -89,13 +89,13 @@ def test_flags_describe_the_checkpoint_and_the_task(start, tmp_path, fake_traini
 
 def test_constants_by_hand(data):
     """The most frequent class of the training rows, on each dev set; the mean has no correlation with anything."""
-    mnli = read_glue_data(data, "MNLI")
+    mnli = read_text_data(data / "MNLI")
     most, _ = Counter(mnli.labels("train").tolist()).most_common(1)[0]
     shares = [100 * mnli.labels(split).tolist().count(most) / count for split, count in (("valid", 11), ("valid1", 10))]
     assert mnli.constant().num_scored == 11
     expected = dict(zip(("accuracy", "accuracy_mm"), shares, strict=True))
     assert mnli.constant().scores == {"most frequent class": pytest.approx(expected)}
-    assert read_glue_data(data, "STS-B").constant().scores == {"mean of training": {"spearman": 0, "pearson": 0}}
+    assert read_text_data(data / "STS-B").constant().scores == {"mean of training": {"spearman": 0, "pearson": 0}}
 
 
 @pytest.mark.slow
@@ -122,16 +122,16 @@ def test_small_tasks_start_from_the_best_mnli_run(start, tmp_path, fake_training
 
 def test_hash_of_the_data_changes_with_training_and_dev_data_only(data, tmp_path):
     shutil.copytree(data / "RTE", tmp_path / "RTE")
-    before, record = read_glue_data(tmp_path, "RTE").sha256(), read_glue_data(tmp_path, "RTE").record
+    before, record = read_text_data(tmp_path / "RTE").sha256(), read_text_data(tmp_path / "RTE").record
     splits = record["splits"]
     change_task(tmp_path, "RTE", splits=splits | {"test": {"source": "test.tsv", "rows": 5}}, workers=3)
-    assert read_glue_data(tmp_path, "RTE").sha256() == before
+    assert read_text_data(tmp_path / "RTE").sha256() == before
     for change in (
         {"splits": splits | {"valid": splits["valid"] | {"sha256": "0" * 64}}},
         {"splits": splits | {"train": splits["train"] | {"rows": 15}}},
         {"labels": record["labels"][::-1]},
         {"tokenizer_sha256": "1" * 64},
-        {"seed": 2},
+        {"settings": {"seed": 2}},
     ):
         change_task(tmp_path, "RTE", **record | change)
-        assert read_glue_data(tmp_path, "RTE").sha256() != before, change
+        assert read_text_data(tmp_path / "RTE").sha256() != before, change

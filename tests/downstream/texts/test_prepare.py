@@ -38,8 +38,8 @@ def table(labels: list[str], header: str = "text\tlabel\n") -> str:
 def prepared(tmp_path: Path, tables: Tables) -> tuple[Path, dict]:
     directory = tmp_path / "prepared"
     directory.mkdir(parents=True)
-    write_tables(directory, tables, small_tokenizer())
-    return directory, read_task_record(directory, "")
+    write_tables(directory, tables, small_tokenizer(), {})
+    return directory, read_task_record(directory)
 
 
 @pytest.mark.parametrize(

@@ -78,7 +78,7 @@ def test_nothing_is_computed_at_padding(data, packings):
 
 
 def test_what_cannot_be_used_is_refused(data, tmp_path, monkeypatch):
-    for directory, message in ((tmp_path / "absent", "is not a directory"), (tmp_path, "holds no prepared data")):
+    for directory, message in ((tmp_path / "absent", "is not a directory"), (tmp_path, "task.json is missing")):
         with pytest.raises(UserError, match=message):
             make_task(directory)
     with pytest.raises(UserError, match="--separator-token 5 is not </s>"):

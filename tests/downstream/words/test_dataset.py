@@ -1,7 +1,5 @@
 """Sentences of labeled words: the cut at word boundaries, and batches."""
 
-import json
-
 import numpy as np
 import pytest
 import torch
@@ -103,19 +101,6 @@ def test_files_that_are_missing_or_foreign_are_refused(directory, tmp_path):
     (tmp_path / "train.word_start.bin").unlink()
     with pytest.raises(UserError, match=r"word_start\.bin is missing"):
         load(tmp_path, 9)
-    for line in ('["b"', '["b", 3]', "[" * 100_000, '["\\ud800"]'):
-        (tmp_path / "valid.words.jsonl").write_text(f'["a"]\n{line}')
-        with pytest.raises(UserError, match=r"words\.jsonl is damaged"):
-            Column(tmp_path, "upos", [], False).read_words("valid")
-
-
-def test_a_manifest_names_no_folder_outside(tmp_path):
-    good = {"labels": ["A"], "column": "upos", "has_spans": False, "tokenizer_sha256": "", "splits": {}}
-    (tmp_path / "tagging.json").write_text(json.dumps(good))
-    assert Column.of(tmp_path).labels == ["A"]
-    columns = ["../x", "..", 3, "x" * 300]
-    labels = [["A\nB"], None, [], {"A": 1}, ["A", "A"], ["\ud800"], ["A\0"], [["A"]]]
-    for change in (*({"column": value} for value in columns), *({"labels": value} for value in labels)):
-        (tmp_path / "tagging.json").write_text(json.dumps(good | change))
-        with pytest.raises(UserError, match=r"tagging\.json was not written by amos prepare"):
-            Column.of(tmp_path)
+    (tmp_path / "valid.words.jsonl").write_text('["a"]\n["b"')
+    with pytest.raises(UserError, match=r"words\.jsonl is damaged"):
+        Column(tmp_path, "upos", [], False).read_words("valid")

@@ -111,8 +111,7 @@ def test_a_column_of_any_name_has_a_folder_that_can_be_used(data, tmp_path):
     path = tmp_path / "a.conllup"
     path.write_text("# global.columns = ID FORM X:NER\n1\tthe\tO\n2\tAnna\tB-PER\n")
     folder = prepare_tagging_inside(tmp_path / "out", WordSource(path, path), load_tokenizer(data / "tokenizer"))
-    assert usable_folder(folder).name == "tagging-X.NER"
-    assert Column.of(folder).name == "X:NER"
+    assert Column.of(usable_folder(folder)).name == "X:NER"
 
 
 def test_few_labels_and_the_rest_without(data, tmp_path):
@@ -202,7 +201,7 @@ def test_refusals(data, tmp_path, capsys):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / name).write_text('{"labels": []}')
     for train, dev, target, flags, message in (
-        (source, source, data, ["--column", "pos"], "(settings column: nothing there, pos here)"),
+        (source, source, data, ["--column", "pos"], "is not empty, and was not made of these files"),
         (source, source, out, ["--column", "x"], "no column x: give --column with one of pos, ner"),
         (source, source, tmp_path / "a:b", [], "fairseq separates folders at ':'"),
         (tmp_path / "absent", source, out, [], "no such file"),
@@ -219,8 +218,7 @@ def test_refusals(data, tmp_path, capsys):
         (source, source, out, ["--labeled", "41"], f"--labeled 41: {source} has 40 sentences: give 1 to as many"),
         (source, source, out, ["--encoding", "bioes", "--column", "pos"], "is for labels that mark spans"),
         (source, source, out, ["--unlabeled", "absent.txt"], "absent.txt"),
-        (source, source, tmp_path / "full", [], "contains no tagging data"),
-        (source, source, tmp_path / "foreign", [], "was made with other files or settings"),
+        (source, source, tmp_path / "full", [], "is not empty, and was not made of these files"),
     ):
         line = error_line(capsys, main, train, dev, tokenizer, target, *flags, reports_progress=True)
         assert message in line, flags

@@ -12,7 +12,7 @@ from fairseq.tasks.sentence_prediction import SentencePredictionConfig, Sentence
 from preparing import prepare
 from synthetic_glue import CLASSES, EXPECTED, decoded_texts, write_raw_glue
 
-from amos_fairseq.downstream.texts.command import read_glue_data
+from amos_fairseq.downstream.texts.command import read_text_data
 from amos_fairseq.downstream.texts.glue.prepare import read_split
 from amos_fairseq.downstream.texts.glue.tasks import TASKS, find_files, parse_tasks
 from amos_fairseq.errors import UserError
@@ -105,14 +105,14 @@ def test_stock_task_reads_rows_and_classes(prepared_glue, task):
 def test_records_and_copies(prepared_glue, raw_glue, glue_tokenizer):
     dictionary = (glue_tokenizer / "dict.txt").read_bytes()
     assert {path.read_bytes() for path in prepared_glue.glob("*/input*/dict.txt")} == {dictionary}
-    assert directory_sha256(prepared_glue / "tokenizer") == directory_sha256(glue_tokenizer)
-    assert {path.name for path in prepared_glue.iterdir()} == {*TASKS, "tokenizer"}
+    assert {path.name for path in prepared_glue.iterdir()} == {*TASKS}
     for task, splits in EXPECTED.items():
         record = task_record(prepared_glue, task)
         assert (record["task"], record["labels"]) == (task, CLASSES[task])
         assert record["kind"] == ("number" if task == "STS-B" else "classes")
         assert record["num_classes"] == max(1, len(CLASSES[task]))
         assert record["tokenizer_sha256"] == directory_sha256(glue_tokenizer)
+        assert directory_sha256(prepared_glue / task / "tokenizer") == directory_sha256(glue_tokenizer)
         assert record["splits"].keys() == splits.keys()
         for split, expected in splits.items():
             facts = record["splits"][split]
@@ -143,51 +143,40 @@ def test_training_rows_are_limited(glue_tokenizer, tmp_path):
     (files / "SST-2" / "train.tsv").write_text("sentence\tlabel\n" + "".join(f"{row}\t1\n" for row in rows))
     for seed in (1, 2):
         sampling = ["--workers", 1, "--max-train-rows", 50, "--seed", seed]
-        main([files, "SST-2", glue_tokenizer, tmp_path / "out", *sampling])
-        chosen.append([text for (text,) in decoded_texts(tmp_path / "out", "SST-2", "train")])
+        main([files, "SST-2", glue_tokenizer, tmp_path / str(seed), *sampling])
+        chosen.append([text for (text,) in decoded_texts(tmp_path / str(seed), "SST-2", "train")])
         assert chosen[-1] == sorted(set(chosen[-1]), key=rows.index)
-    record = task_record(tmp_path / "out", "SST-2")
-    assert (record["max_train_rows"], record["seed"], len(chosen[0]), chosen[0] == chosen[1]) == (50, 2, 50, False)
+    record = task_record(tmp_path / "2", "SST-2")
+    assert (record["settings"], len(chosen[0])) == ({"max_train_rows": 50, "seed": 2}, 50)
+    assert chosen[0] != chosen[1]
     assert [record["splits"][split]["source_rows"] for split in ("train", "valid")] == [200, 1]
 
 
 @pytest.mark.parametrize("name", ["input0/valid.bin", "label/dict.txt"])
 def test_a_changed_file_is_refused_at_opening(prepared_glue, tmp_path, name):
     shutil.copytree(prepared_glue / "RTE", tmp_path / "RTE")
-    assert read_glue_data(tmp_path, "RTE").labels("valid").tolist()
+    assert read_text_data(tmp_path / "RTE").labels("valid").tolist()
     harm_last_byte(tmp_path / "RTE" / name)
     with pytest.raises(UserError, match=rf"{name} is not the file that amos prepare wrote: copy"):
-        read_glue_data(tmp_path, "RTE")
-
-
-def test_finished_tasks_are_repeated_only_after_a_change(glue_tokenizer, tmp_path, capsys):
-    files, out = write_raw_glue(tmp_path / "glue", "RTE", "WNLI"), tmp_path / "out"
-
-    def redone(*flags: str) -> set:
-        before = {task: (out / task).stat().st_ino for task in ("RTE", "WNLI") if (out / task).exists()}
-        main([files, "RTE,WNLI", glue_tokenizer, out, "--workers", "1", *flags])
-        return {task for task in ("RTE", "WNLI") if (out / task).stat().st_ino != before.get(task)}
-
-    assert redone() == {"RTE", "WNLI"}
-    capsys.readouterr()
-    assert redone() == set()
-    assert "RTE is finished already" in capsys.readouterr().err
-    (files / "RTE" / "test.tsv").write_text("index\tsentence1\tsentence2\n4\tRain\tSnow\n")
-    assert redone() == {"RTE"}
-    assert (out / "RTE" / "test.ids").read_text() == "4\n"
-    (out / "WNLI" / "input1" / "valid.idx").unlink()
-    assert redone("--max-train-rows", "5") == {"RTE", "WNLI"}
-    assert redone("--max-train-rows", "5") == set()
+        read_text_data(tmp_path / "RTE")
 
 
 def refused(capsys, *arguments: object) -> str:
     return error_line(capsys, main, *arguments, reports_progress=True)
 
 
-def test_a_link_in_out_is_not_followed(raw_glue, glue_tokenizer, tmp_path, capsys):
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "tokenizer").symlink_to(glue_tokenizer)
-    assert "is a link" in refused(capsys, raw_glue, "RTE", glue_tokenizer, tmp_path / "out")
+def test_finished_tasks_are_skipped_and_other_ones_refused(glue_tokenizer, tmp_path, capsys):
+    files, out = write_raw_glue(tmp_path / "glue", "RTE", "WNLI"), tmp_path / "out"
+    main([files, "WNLI", glue_tokenizer, out, "--workers", "1"])
+    before = (out / "WNLI").stat().st_ino
+    capsys.readouterr()
+    main([files, "RTE,WNLI", glue_tokenizer, out, "--workers", "1"])
+    assert f"{out}/WNLI is finished already" in capsys.readouterr().err
+    assert ((out / "WNLI").stat().st_ino, {path.name for path in out.iterdir()}) == (before, {"RTE", "WNLI"})
+    (files / "RTE" / "test.tsv").write_text("index\tsentence1\tsentence2\n4\tRain\tSnow\n")
+    arguments = [files, "RTE", glue_tokenizer, out, "--workers", "1"]
+    for flags in ([], ["--max-train-rows", "5"]):
+        assert "RTE is not empty, and was not made of these files and settings" in refused(capsys, *arguments, *flags)
 
 
 def test_bad_input_is_one_line(raw_glue, glue_tokenizer, tmp_path, capsys):
@@ -200,9 +189,7 @@ def test_bad_input_is_one_line(raw_glue, glue_tokenizer, tmp_path, capsys):
         ([tmp_path / "absent", "ALL", tokenizer, out], "is not a directory"),
         ([foreign, "ALL", tokenizer, out], "CoLA/train.tsv: no such file"),
         ([glue, "CoLA", foreign, out], "holds no tokenizer"),
-        ([glue, "CoLA", tokenizer, foreign / "letter.txt"], "is not a directory"),
-        ([glue, "CoLA", tokenizer, foreign], "is not empty and contains no GLUE data"),
-        ([glue, "CoLA", tokenizer, tmp_path / "a,b"], "fairseq separates files by commas"),
+        ([glue, "CoLA", tokenizer, foreign / "letter.txt"], "Not a directory"),
         ([glue, "CoLA", tokenizer, out, "--max-train-rows", 0], "must be at least 1"),
         ([glue, "CoLA", tokenizer, out, "--workers", 0], "must be at least 1"),
     ):
@@ -213,4 +200,4 @@ def test_bad_input_is_one_line(raw_glue, glue_tokenizer, tmp_path, capsys):
     dev = broken / "RTE" / "dev.tsv"
     dev.write_text(dev.read_text().replace("\tentailment", "\tmaybe"))
     assert "dev.tsv, line 2: label 'maybe' is not" in refused(capsys, broken, "CoLA,RTE", tokenizer, out)
-    assert {path.name for path in out.iterdir()} == {"CoLA", "tokenizer"}
+    assert {path.name for path in out.iterdir()} == {"CoLA"}

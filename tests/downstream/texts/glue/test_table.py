@@ -13,10 +13,10 @@ from benchmark_summary import LAST
 from scipy.stats import rankdata
 
 from amos_fairseq.checkpoints.read import load_checkpoint
-from amos_fairseq.downstream.texts.command import read_glue_data
+from amos_fairseq.downstream.texts.command import read_text_data
 from amos_fairseq.downstream.texts.glue.table import average, glue_table, write_submission
 from amos_fairseq.downstream.texts.glue.tasks import AVERAGED, TASKS
-from amos_fairseq.downstream.texts.scores import task_scores
+from amos_fairseq.downstream.texts.scores import text_scores
 from amos_fairseq.errors import UserError
 from amos_fairseq.experiments.records import Baselines, RunResult, Summary, best_run, read_results, spread_of, summarize
 
@@ -28,7 +28,7 @@ def test_scores_by_hand():
     matthews = (3 * 4 - 1 * 2) / math.sqrt(4 * 5 * 5 * 6)
     f1 = 2 * 0.45 / 1.35  # precision 3/4, recall 3/5
     for task, expected in (("CoLA", {"matthews": 100 * matthews}), ("MRPC", {"f1": 100 * f1}), ("RTE", {})):
-        found = task_scores(task, "classes", predictions, labels)
+        found = text_scores("classes", predictions, labels, TASKS[task].scores)
         assert found == pytest.approx(expected | {"accuracy": 70.0})
 
 
@@ -41,7 +41,7 @@ def test_correlations_are_those_of_their_formulas():
         a, b = a - a.mean(), b - b.mean()
         return (a * b).sum() / math.sqrt((a * a).sum() * (b * b).sum())
 
-    found = task_scores("STS-B", "number", predictions, labels)
+    found = text_scores("number", predictions, labels, TASKS["STS-B"].scores)
     expected = {"pearson": pearson(predictions, labels), "spearman": pearson(rankdata(predictions), rankdata(labels))}
     assert found == pytest.approx({name: 100 * value for name, value in expected.items()})
     assert all(type(value) is float for value in found.values()), "numpy scalars do not go into JSON"
@@ -49,10 +49,13 @@ def test_correlations_are_those_of_their_formulas():
 
 def test_constant_predictions_score_zero():
     constant, labels = np.full(6, 2.5), np.array([0, 1, 2, 3, 4, 5.0])
-    assert task_scores("STS-B", "number", constant, labels) == {"spearman": 0.0, "pearson": 0.0}
-    found = task_scores("CoLA", "classes", np.ones(4, int), np.array([0, 1, 1, 1]))
+    assert text_scores("number", constant, labels, TASKS["STS-B"].scores) == {"spearman": 0.0, "pearson": 0.0}
+    found = text_scores("classes", np.ones(4, int), np.array([0, 1, 1, 1]), TASKS["CoLA"].scores)
     assert found == {"matthews": 0.0, "accuracy": 75.0}
-    assert task_scores("MRPC", "classes", np.zeros(2, int), np.zeros(2, int)) == {"accuracy": 100.0, "f1": 0.0}
+    assert text_scores("classes", np.zeros(2, int), np.zeros(2, int), TASKS["MRPC"].scores) == {
+        "accuracy": 100.0,
+        "f1": 0.0,
+    }
 
 
 def test_median_and_deviation_by_hand():
@@ -130,7 +133,7 @@ def test_archive_of_the_leaderboard(data, tmp_path, glue):
     assert {line.split("\t")[1] for line in files["RTE.tsv"][1:]} == {"entailment"}
     summaries = summarize(read_results(tmp_path))
     for task, name, split in (("CoLA", "CoLA", "test"), ("MNLI", "MNLI-mm", "test1"), ("MNLI", "AX", "test")):
-        prepared = read_glue_data(data, "AX" if name == "AX" else task)
+        prepared = read_text_data(data / ("AX" if name == "AX" else task))
         best = max((r for r in read_results(tmp_path) if r.task == task), key=lambda result: result.main)
         assert summaries[task].best.seed == best.seed
         checkpoint = tmp_path / best.directory / "checkpoint_best.pt"
