@@ -13,6 +13,7 @@ from fairseq import options
 from tiny_runs import ROOT, run_process
 
 from amos_fairseq.cli.main import build_parser
+from amos_fairseq.cli.prepare import with_kind
 from amos_fairseq.recipes import find_recipe
 from amos_fairseq.recipes.composition import compose_with_hydra
 
@@ -184,4 +185,4 @@ def test_amos_commands_are_accepted():
     spoken = "prepare recipes train adapt report classify glue squad tag parse probe export import score"
     assert {arguments[0] for arguments in given} == set(spoken.split())
     for arguments in given:
-        build_parser().parse_args(arguments)  # exits for an unknown flag or a missing argument
+        build_parser().parse_args(with_kind(arguments))  # exits for an unknown flag or a missing argument

@@ -80,6 +80,13 @@ def test_a_source_can_be_a_folder(tmp_path: Path) -> None:
     assert len(set(described)) == 3
 
 
+def test_sources_are_there_and_have_names_in_utf_8(tmp_path: Path) -> None:
+    fake: Any = SimpleNamespace(sha256="T")
+    for name, message in (("absent", "absent: no such file: correct its name"), ("b\udce9", "is not UTF-8: rename it")):
+        with pytest.raises(UserError, match=message):
+            description_of({"train": tmp_path / name}, fake, {})
+
+
 def test_a_failure_leaves_nothing(prepare: Preparation) -> None:
     def fail() -> None:
         raise UserError("train.txt, line 1: no label")
