@@ -1,13 +1,9 @@
-"""Rows of one and two texts, joined and cut, by hand, and by ``sentence_prediction``, whose truncation is replaced."""
-
-import logging
+"""Rows of one and two texts, joined and cut, by hand."""
 
 import numpy as np
 import pytest
 import torch
 from fairseq.data import ConcatSentencesDataset, ListDataset
-from fairseq.data.shorten_dataset import RandomCropDataset
-from fairseq.tasks import sentence_prediction
 
 from amos_fairseq.downstream.texts.dataset import ShortenedTexts, join_texts
 from amos_fairseq.errors import UserError
@@ -52,16 +48,3 @@ def test_no_room_is_refused() -> None:
     assert ShortenedTexts(joined, 6)[0].tolist() == [0, 10, 2, 2, 10, 2]
     with pytest.raises(UserError, match="--max-positions 5 leaves no room"):
         ShortenedTexts(joined, 5)
-
-
-def test_the_truncation_of_sentence_prediction(caplog) -> None:
-    """``truncate`` is ours, and counted in the log; other splits and methods are fairseq's."""
-    rows = join_texts([texts(3, 1)], bos=0, separator=None)
-    with caplog.at_level(logging.INFO, "amos_fairseq.downstream.texts.task"):
-        cut = sentence_prediction.maybe_shorten_dataset(rows, "valid", "", "truncate", 3, 1)
-    assert [cut[i].tolist() for i in range(2)] == [[0, 10, 2], [0, 10, 2]]
-    assert "valid: 1 of 2 rows have more than 3 tokens" in caplog.text
-    for arguments in (("train", "", "none"), ("train", "valid,test", "truncate")):
-        assert sentence_prediction.maybe_shorten_dataset(rows, *arguments, 3, 1) is rows
-    cropped = sentence_prediction.maybe_shorten_dataset(rows, "train", "", "random_crop", 3, 1)
-    assert isinstance(cropped, RandomCropDataset)
