@@ -29,6 +29,7 @@ from amos_fairseq.text.tokenization.tokenizer import Tokenizer
 
 DATA = "data"
 FORMAT = 1  # of manifests
+SHOWN_TOKENS = 60  # of an example
 PREPARE_AGAIN = "prepare the data again"
 Write = Callable[[Path], Any]  # fills the empty folder that it is called with
 
@@ -120,6 +121,12 @@ def prepared_data(out: Path, kind: str, description: Mapping[str, Any], write: W
         if not (isinstance(error, OSError) and folder.is_dir()):  # another command has made the same folder meanwhile
             raise
     return folder
+
+
+def say_first_example(tokens: Sequence[str], target: object) -> None:
+    """Print the first training example as the model will see it: its tokens, and what it is to predict."""
+    shown = " ".join(tokens[:SHOWN_TOKENS]) + (" ..." if len(tokens) > SHOWN_TOKENS else "")
+    say(f"the first example to train on, in tokens: {shown} -> {target}")
 
 
 def save_tokenizer(tokenizer: Tokenizer, directory: Path) -> None:

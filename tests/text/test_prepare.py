@@ -306,6 +306,12 @@ def test_data_with_labels(kind, tmp_path, capsys):
         prepare(kind)([file, file, tokenizer, out])
     printed = capsys.readouterr().err
     assert printed.count("33.333% of the pieces unknown (6), 0.000% of the characters in no piece: WARNING:") == 2
+    words, target = {
+        "tagging": ("the fox <unk> </s>", "DET NOUN NOUN"),
+        "classify": ("the fox <unk> </s>", "a"),
+        "squad": (f"{'the fox <unk> ' * 3}</s> {'the fox <unk> ' * 3}</s>", "fox"),
+    }[kind]
+    assert f"the first example to train on, in tokens: <s> {words} -> {target}\n" in printed
 
 
 def test_a_tokenizer_that_amos_export_would_refuse(tmp_path, capsys):

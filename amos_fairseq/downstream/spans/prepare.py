@@ -36,10 +36,11 @@ from amos_fairseq.text.prepared_data import (
     fill_out,
     prepared_data,
     save_tokenizer,
+    say_first_example,
     write_manifest,
 )
 from amos_fairseq.text.tokenization import load_tokenizer
-from amos_fairseq.text.tokenization.tokenizer import Tokenizer
+from amos_fairseq.text.tokenization.tokenizer import BOS, EOS, Tokenizer
 
 # How an answer fits the text of its tokens. "exact": it scores an exact match. "wider": it ends inside a token ("1910" in
 # "1910s"), so that the smallest span of tokens that contains it has more text. "lost": no token covers its characters.
@@ -100,6 +101,10 @@ def _write(
     facts = {}
     written = {split: file.paragraphs for split, file in files.items()}
     written["train"] = sample_questions(written["train"], sample)
+    first = written["train"][0]
+    question, *_ = first.questions
+    pieces = [*tokenizer.encode(question.text), EOS, *tokenizer.encode(first.context), EOS]
+    say_first_example([BOS, *pieces], question.answers[0].text if question.answers else "no answer")
     for split, file in files.items():
         paragraphs = written[split]
         total = sum(len(paragraph.questions) for paragraph in paragraphs)

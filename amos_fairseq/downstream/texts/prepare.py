@@ -30,8 +30,8 @@ from amos_fairseq.text.encoding import (
     process_pool,
     start_encoding_process,
 )
-from amos_fairseq.text.prepared_data import description_of, prepared_data, write_manifest
-from amos_fairseq.text.tokenization.tokenizer import Tokenizer
+from amos_fairseq.text.prepared_data import description_of, prepared_data, say_first_example, write_manifest
+from amos_fairseq.text.tokenization.tokenizer import BOS, EOS, Tokenizer
 
 NAME = "classification"  # of the task of amos classify
 TABLE_OPTIONS = tuple(field.name for field in dataclasses.fields(Tables))
@@ -60,6 +60,9 @@ def write_task(
     for path in inputs:
         path.mkdir()
         shutil.copyfile(tokenizer_folder / DICTIONARY_FILE, path / DICTIONARY_FILE)
+    if "train" in splits:
+        texts, label = splits["train"].texts[0], splits["train"].labels[0]
+        say_first_example([BOS, *(piece for text in texts for piece in (*tokenizer.encode(text), EOS))], label)
     facts = {}
     num_rows, num_processes = sum(map(len, splits.values())), number_of_processes(workers)
     if num_rows <= BATCH_ROWS:  # too few to start processes for them

@@ -53,10 +53,11 @@ from amos_fairseq.text.prepared_data import (
     fill_out,
     prepared_data,
     save_tokenizer,
+    say_first_example,
     write_manifest,
 )
 from amos_fairseq.text.tokenization import load_tokenizer
-from amos_fairseq.text.tokenization.tokenizer import UNK, Tokenizer
+from amos_fairseq.text.tokenization.tokenizer import BOS, EOS, UNK, Tokenizer
 
 ARRAYS = (*WORD_ARRAYS, "label")
 REST = "rest"  # value of --unlabeled: the training sentences that --labeled leaves
@@ -175,6 +176,10 @@ class WordSource:
             problem = f"{self.dev_name}, column {column}: no label is in {self.train} ({found})"
             raise UserError(f"{problem}: give files with the same labels")
         labels = sorted(in_train | in_dev)
+        first = splits["train"][0]
+        ids, _ = tokenizer.encode_words(first.words, first.spaces)
+        symbols = list(tokenizer.embedding_rows)
+        say_first_example([BOS, *(symbols[row] for row in ids), EOS], " ".join(first.columns[column]))
         trained = {tuple(sentence.words) for sentence in splits["train"]}
         seen = sum(tuple(sentence.words) in trained for sentence in splits["valid"])
         facts = {
@@ -197,7 +202,6 @@ class WordSource:
                 f"{split}: {numbers['sentences']} sentences, {numbers['words']} words, {numbers['pieces']} pieces "
                 f"({numbers['unknown']} unknown); longest sentence {numbers['longest']} pieces; {describe_loss(numbers)}"
             )
-        first = splits["train"][0]
         if in_train.total() > MANY_WORDS and in_train[first.columns[column][0]] == 1:
             say(
                 f"{self.train}: the label of the first word, {first.columns[column][0]}, occurs once: is the line a header?"

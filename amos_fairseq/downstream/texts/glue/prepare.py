@@ -23,6 +23,7 @@ from amos_fairseq.downstream.texts.prepare import write_task
 from amos_fairseq.errors import UserError
 from amos_fairseq.inputs.labels import TASK_FILE, LabelSpace, number_of
 from amos_fairseq.inputs.rows import LabeledRows, read_rows
+from amos_fairseq.inputs.summary import print_what_was_read
 from amos_fairseq.output.terminal import progress_bar, say
 from amos_fairseq.text.encoding import describe_loss, number_of_processes
 from amos_fairseq.text.prepared_data import Sample, description_of, fill_out, prepared_data, write_manifest
@@ -32,7 +33,6 @@ from amos_fairseq.text.tokenization.tokenizer import Tokenizer
 ID_COLUMNS = ("index", "id")  # what the leaderboard calls a row
 # Readers of QQP count its broken lines differently; a rebuilt or truncated file differs by more.
 ROWS_TOLERANCE = 0.001
-_SHOWN_BROKEN_LINES = 5
 OnRead = Callable[[int], object]
 
 
@@ -102,6 +102,8 @@ class GluePreparation:
         task, size = self.task, sum(path.stat().st_size for path in self.sources.values())
         with progress_bar(size, f"{task.name}: read", "B", delay=2) as bar:
             tables = {split: read_split(path, task, split, bar.update) for split, path in self.sources.items()}
+        for split, rows in tables.items():
+            report_rows(self.sources[split], task, split, rows)
         space, chosen = LabelSpace("number" if task.is_regression else "classes", task.labels), dict(tables)
         if "train" in tables:
             chosen["train"] = tables["train"].choose(self.sample.choose(len(tables["train"])))
@@ -128,6 +130,15 @@ def unofficial(splits: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
             )
 
 
+def report_rows(path: Path, task: GlueTask, split: str, rows: LabeledRows) -> None:
+    """Print what was read of an official file."""
+    columns = [*task.texts, *([] if is_test(split) else [task.label])]
+    left_out = {"with another number of columns": len(rows.broken_lines)}
+    first = " | ".join(rows.texts[0])
+    label = "" if is_test(split) else f" -> {rows.labels[0]}"
+    print_what_was_read(path, "TSV", columns, len(rows), left_out, first + label)
+
+
 def _report(name: str, facts: dict[str, Any]) -> None:
     longer = ", ".join(f"{count:,} over {most}" for most, count in facts["longer_than"].items() if count)
     counted = f" (rows of more: {longer}; with one </s> between two texts)" if longer else ""
@@ -135,7 +146,3 @@ def _report(name: str, facts: dict[str, Any]) -> None:
     say(f"{name}: {rows}; longest {facts['longest']} tokens{counted}; {describe_loss(facts)}")
     if facts["source_rows"] != facts["official_rows"]:
         say(f"{name}: the official file has {facts['official_rows']} rows")
-    if facts["broken"]:
-        more = ", ..." if facts["broken"] > _SHOWN_BROKEN_LINES else ""
-        lines = ", ".join(map(str, facts["broken_lines"][:_SHOWN_BROKEN_LINES])) + more
-        say(f"{name}: {facts['broken']} broken lines of {facts['source']} skipped (lines {lines})")

@@ -136,6 +136,19 @@ def test_long_texts_are_counted_in_tokens_of_fine_tuning(glue_tokenizer, tmp_pat
     assert facts["unknown_share"] == pytest.approx(511 / 1023, abs=0.005)  # "The" adds one or two known pieces
 
 
+def test_what_was_read_is_printed_of_each_file(glue_tokenizer, tmp_path, capsys):
+    files = write_raw_glue(tmp_path / "glue", "QQP")
+    main([files, "QQP", glue_tokenizer, tmp_path / "out", "--workers", "1"])
+    train, test = (f"prepare: {files}/QQP/{name}.tsv" for name in ("train", "test"))
+    counted = "TSV, columns question1, question2, is_duplicate: 3 rows; left out: 2 with another number of columns"
+    printed = capsys.readouterr().err
+    for line in (
+        f"{train}: {counted}\n{train}: the first: What is rain? | What is snow? -> 0\n",
+        f"{test}: TSV, columns question1, question2: 2 rows\n{test}: the first: Rain? | Snow?\n",
+    ):
+        assert line in printed
+
+
 def test_training_rows_are_limited(glue_tokenizer, tmp_path):
     """A seeded sample in the order of the file; another seed gives another; all development rows remain."""
     files, chosen = write_raw_glue(tmp_path / "glue", "SST-2"), []
