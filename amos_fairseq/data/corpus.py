@@ -38,33 +38,33 @@ def require_split(path: str, hint: str = "give a directory that amos prepare or 
     for suffix in (".bin", ".idx"):
         if not os.path.isfile(path + suffix):
             raise UserError(f"{path}{suffix} is missing: {hint}")
-    if os.path.getsize(path + ".bin") == 0:
-        raise UserError(f"{path}.bin holds no tokens: binarize a text that is not empty")
-    check_index(path)
+    if fault := index_fault(path):
+        raise UserError(f"{path}{fault}: {_BINARIZE_AGAIN}")
     check_samples(path, file_version(path + ".bin"), file_version(path + ".idx"))
 
 
-def check_index(path: str) -> None:
-    """Compare the index of a memory-mapped text with the sizes of both files."""
+def index_fault(path: str) -> str | None:
+    """Compare the index of a memory-mapped text with the sizes of both files; return what is wrong, None if nothing is."""
+    if os.path.getsize(path + ".bin") == 0:
+        return ".bin holds no tokens"
     with open(path + ".idx", "rb") as file:
         header = file.read(_INDEX_HEADER.size)
         if header[:8] == IndexedDataset._HDR_MAGIC:  # fairseq's older format
-            return
+            return None
         magic, version, code, num_lines = _INDEX_HEADER.unpack(header.ljust(_INDEX_HEADER.size))
         if magic != MMapIndexedDataset.Index._HDR_MAGIC or version != 1 or code not in _code_to_dtype:
-            raise UserError(f"{path}.idx is not an index of fairseq: {_BINARIZE_AGAIN}")
+            return ".idx is not an index of fairseq"
         expected = _INDEX_HEADER.size + num_lines * (4 + 8)  # int32 length and int64 position of each line
         size = os.path.getsize(path + ".idx")
         if size != expected:
-            raise UserError(f"{path}.idx has {size} bytes, its {num_lines} lines need {expected}: {_BINARIZE_AGAIN}")
+            return f".idx has {size} bytes, its {num_lines} lines need {expected}"
         file.seek(_INDEX_HEADER.size + 4 * (num_lines - 1))
         (length,) = struct.unpack("<i", file.read(4))
         file.seek(expected - 8)
         (position,) = struct.unpack("<q", file.read(8))
     end = position + length * np.dtype(_code_to_dtype[code]).itemsize
     size = os.path.getsize(path + ".bin")
-    if size != end:
-        raise UserError(f"{path}.bin has {size} bytes, its index describes {end}: {_BINARIZE_AGAIN}")
+    return None if size == end else f".bin has {size} bytes, its index describes {end}"
 
 
 @functools.lru_cache(maxsize=4096)
@@ -82,19 +82,13 @@ def check_prepared(directory: Path, manifest: str, split: str) -> None:
 
     A process reads a file once. Data without a manifest, or whose manifest has no hashes, are not compared.
     """
-    file = directory / manifest
-    hashes = (read_json(file, _BINARIZE_AGAIN, optional=True) or {}).get("sha256", {})
-    if not isinstance(hashes, dict) or not all(isinstance(each, str) for each in hashes.values()):
-        raise UserError(f"{file} was not written by amos prepare: {_BINARIZE_AGAIN}")
-    # The names of a stranger's manifest are looked up, not opened: they could lead out of the directory.
-    files = {path.relative_to(directory).as_posix(): path for path in directory.rglob("*") if path.is_file()}
-    for name, expected in sorted(hashes.items()):
-        if not name.rpartition("/")[2].startswith((f"{split}.", DICTIONARY_FILE)):
+    content = read_json(directory / manifest, _BINARIZE_AGAIN, optional=True) or {}
+    for name, expected in sorted(content.get("sha256", {}).items()):
+        path = directory / name
+        if not path.name.startswith((f"{split}.", DICTIONARY_FILE)):
             continue
-        if name not in files:
-            raise UserError(f"{directory}/{name} is missing: {_BINARIZE_AGAIN}")
-        if expected != _sha256_of(str(files[name]), file_version(str(files[name]))):
-            raise UserError(f"{files[name]} is not the file that amos prepare wrote: {_BINARIZE_AGAIN}")
+        if not path.is_file() or expected != _sha256_of(str(path), file_version(str(path))):
+            raise UserError(f"{path} is missing, or not the file that amos prepare wrote: {_BINARIZE_AGAIN}")
 
 
 @functools.lru_cache(maxsize=4096)
@@ -134,11 +128,11 @@ def corpus_directories(directories: list[Path], needs_all: bool = True) -> list[
             continue
         manifest = read_json(directory / CORPUS_FILE, _BINARIZE_AGAIN)
         shards += [directory / record["directory"] for record in manifest["shards"]]
-        if isinstance(settings := manifest.get("settings"), dict) and settings.get("part"):
+        settings = manifest.get("settings", {})
+        if settings.get("part"):
             parts.append(settings.pop("part"))
-            versions = manifest.get("versions") or {}
-            libraries = [versions.get(name) for name in ("sentencepiece", "tokenizers")]
-            made_of.append([settings, manifest.get("inputs"), manifest.get("tokenizer"), libraries])
+            libraries = [manifest["versions"].get(name) for name in ("sentencepiece", "tokenizers")]
+            made_of.append([settings, manifest["inputs"], manifest["tokenizer"], libraries])
     in_order = [[index, len(parts)] for index in range(len(parts))]
     if needs_all and (parts != in_order or any(each != made_of[0] for each in made_of)):
         raise UserError(
@@ -153,18 +147,14 @@ def verify_files(data: Sequence[Path]) -> int:
     hashes = {}
     for directory in data:
         record = shard_record(directory)
-        if record is None or not isinstance(record.get("sha256"), dict):
-            raise UserError(
-                f"{directory} has no {CORPUS_FILE} with hashes: only a corpus of amos prepare can be verified"
-            )
+        if record is None:
+            raise UserError(f"{directory} has no {CORPUS_FILE}: only a corpus of amos prepare can be verified")
         hashes |= {directory / name: sha256 for name, sha256 in record["sha256"].items()}
-    if missing := [path for path in hashes if not path.is_file()]:
-        raise UserError(f"{missing[0]} is missing: {_BINARIZE_AGAIN}")
-    size = sum(path.stat().st_size for path in hashes)
+    size = sum(path.stat().st_size for path in hashes if path.is_file())
     with tqdm(total=size, desc="verify", unit="B", unit_scale=True, leave=False) as bar:
         for path, expected in hashes.items():
-            if file_sha256(path, bar.update) != expected:
-                raise UserError(f"{path} is not the file that amos prepare wrote: {_BINARIZE_AGAIN}")
+            if not path.is_file() or file_sha256(path, bar.update) != expected:
+                raise UserError(f"{path} is missing, or not the file that amos prepare wrote: {_BINARIZE_AGAIN}")
     return size
 
 

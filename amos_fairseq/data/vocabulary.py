@@ -1,6 +1,5 @@
 """The dictionary and tokenizer of a corpus: found, checked against each other, and copied next to the checkpoints."""
 
-import logging
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,17 +23,12 @@ from amos_fairseq.text import MASK_SYMBOL
 from amos_fairseq.text.tokenization import load_tokenizer
 from amos_fairseq.text.tokenization.tokenizer import Tokenizer
 
-logger = logging.getLogger(__name__)
-
 
 def shard_directories(data: str) -> list[Path]:
     """Return the directories of ``dir0:dir1``."""
     directories = [Path(path) for path in utils.split_paths(data) if path]
-    for directory in directories:
-        if not directory.is_dir():
-            raise UserError(f"{directory} is not a directory: give the directory that amos prepare wrote")
-    if not directories:
-        raise UserError("the path of the binarized corpus is empty: give the directory that amos prepare wrote")
+    if not directories or not all(directory.is_dir() for directory in directories):
+        raise UserError(f"{data or 'an empty path'} is not a directory: give the directory that amos prepare wrote")
     return directories
 
 
@@ -52,38 +46,25 @@ class Vocabulary:
         """Find ``dict.txt`` of the first shard, and the tokenizer: as given, beside it, or for several shards one level up."""
         dictionary_file = directories[0] / DICTIONARY_FILE
         sha256 = _dictionary_sha256(dictionary_file)
-        for directory in directories[1:]:
+        tokenizer = _find_tokenizer(directories, tokenizer_directory)
+        for directory in [*directories[1:], *([] if tokenizer is None else [tokenizer])]:
             if _dictionary_sha256(directory / DICTIONARY_FILE) != sha256:
                 raise UserError(
-                    f"{directory / DICTIONARY_FILE} differs from {dictionary_file}: all shards of a corpus need one "
-                    "dictionary; binarize them together"
+                    f"{directory / DICTIONARY_FILE} differs from {dictionary_file}: all shards of a corpus and its tokenizer "
+                    "have one dictionary; binarize them together, or give the right --tokenizer-directory"
                 )
-        tokenizer = _find_tokenizer(directories, tokenizer_directory)
-        if tokenizer is None:
-            return cls(dictionary_file, sha256, None, None)
-        if _dictionary_sha256(tokenizer / DICTIONARY_FILE) != sha256:
-            raise UserError(
-                f"{tokenizer / DICTIONARY_FILE} differs from {dictionary_file}: the tokenizer is not the one that "
-                "binarized this corpus; give the right --tokenizer-directory or binarize the text again"
-            )
-        return cls(dictionary_file, sha256, tokenizer, directory_sha256(tokenizer))
+        return cls(dictionary_file, sha256, tokenizer, None if tokenizer is None else directory_sha256(tokenizer))
 
     def load_tokenizer(self) -> Tokenizer | None:
         """Open the tokenizer, so that a damaged one is noticed before training and not when the finished run is exported."""
         if self.tokenizer_directory is None:
             return None
-        record = shard_record(self.dictionary_file.parent)
-        if record is None:
-            logger.info(f"{self.dictionary_file.parent} has no corpus.json: whether the data are whole is not known")
-        try:
-            tokenizer = load_tokenizer(self.tokenizer_directory)
-            if record and record["tokenizer_sha256"] != tokenizer.sha256:
-                raise UserError("its sha256 is not that in corpus.json")
-        except UserError as error:
+        record, tokenizer = shard_record(self.dictionary_file.parent), load_tokenizer(self.tokenizer_directory)
+        if record and record["tokenizer_sha256"] != tokenizer.sha256:
             raise UserError(
-                f"{self.tokenizer_directory} is not the tokenizer that binarized this corpus, or is damaged ({error}): copy "
-                "it again, or repeat amos prepare"
-            ) from error
+                f"{self.tokenizer_directory} is not the tokenizer that binarized this corpus, or is damaged: copy it again, or "
+                "repeat amos prepare"
+            )
         return tokenizer
 
     def load_dictionary(self) -> Dictionary:
@@ -142,8 +123,6 @@ def _dictionary_sha256(path: Path) -> str:
 
 def _find_tokenizer(directories: list[Path], flag: str | None) -> Path | None:
     if flag:
-        if not Path(flag).is_dir():
-            raise UserError(f"--tokenizer-directory {flag} is not a directory")
         return Path(flag)
     candidates = [directories[0] / TOKENIZER_DIRECTORY]
     if len(directories) > 1 or shard_record(directories[0]) is not None:

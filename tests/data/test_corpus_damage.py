@@ -83,7 +83,7 @@ def test_a_cut_tokenizer_is_noticed_before_training(corpus: Path, with_hashes: b
     make_task(corpus)
     files = [path for path in (corpus / "tokenizer").iterdir() if path.name not in ("dict.txt", "notes.txt")]
     cut(max(files, key=lambda path: path.stat().st_size), 200)
-    with pytest.raises(UserError, match="tokenizer is not the tokenizer that binarized this corpus, or is damaged"):
+    with pytest.raises(UserError, match=r"tokenizer\.json is not a usable tokenizer\.json"):
         make_task(corpus)
 
 
@@ -110,11 +110,9 @@ def test_verify_reads_everything(corpus: Path, capsys: pytest.CaptureFixture) ->
     with pytest.raises(SystemExit) as ended:
         main(["verify", str(corpus)])
     assert ended.value.code == 1
-    assert "valid.bin is not the file that amos prepare wrote" in capsys.readouterr().err
-    manifest = json.loads((corpus / "corpus.json").read_text())
-    del manifest["shards"][0]["sha256"]
-    (corpus / "corpus.json").write_text(json.dumps(manifest))
-    with pytest.raises(UserError, match=r"has no corpus\.json with hashes"):
+    assert "valid.bin is missing, or not the file that amos prepare wrote" in capsys.readouterr().err
+    (corpus / "corpus.json").unlink()
+    with pytest.raises(UserError, match=r"has no corpus\.json: only a corpus of amos prepare can be verified"):
         verify_files([corpus])
     shutil.rmtree(corpus / "tokenizer")
     with pytest.raises(SystemExit):
@@ -147,11 +145,7 @@ def test_prepared_files_are_all_there_and_unchanged(tmp_path: Path) -> None:
     (tmp_path / "input1/valid.bin").unlink()
     check_prepared(tmp_path, "task.json", "train")
     (tmp_path / "input1/train.bin").unlink()
-    with pytest.raises(UserError, match=r"input1/train\.bin is missing"):
-        check_prepared(tmp_path, "task.json", "train")
-    (tmp_path / "input1/train.bin").write_bytes(b"4")
-    with pytest.raises(UserError, match=r"input1/train\.bin is not the file that amos prepare wrote"):
-        check_prepared(tmp_path, "task.json", "train")
-    manifest.write_text(json.dumps({"sha256": hashes | {"input1/train.bin": None}}))
-    with pytest.raises(UserError, match=r"task\.json was not written by amos prepare"):
-        check_prepared(tmp_path, "task.json", "train")
+    for _ in range(2):
+        with pytest.raises(UserError, match=r"input1/train\.bin is missing, or not the file that amos prepare wrote"):
+            check_prepared(tmp_path, "task.json", "train")
+        (tmp_path / "input1/train.bin").write_bytes(b"4")

@@ -46,9 +46,9 @@ def test_refusals(corpus: Path, tmp_path: Path) -> None:
     unknown = write_corpus(tmp_path / "unknown", tokenizer=False)
     for settings, message in (
         ({"data": f"{corpus}/nowhere"}, r"nowhere is not a directory"),
-        ({"data": ""}, r"path of the binarized corpus is empty"),
+        ({"data": ""}, r"an empty path is not a directory"),
         ({"data": f"{corpus}/.."}, r"dict.txt is missing: give a directory that amos prepare"),
-        ({"tokenizer_directory": f"{corpus}/other"}, r"--tokenizer-directory .*other is not a directory"),
+        ({"tokenizer_directory": f"{corpus}/other"}, r"other/dict.txt is missing"),
         ({"mask_prob": 15.0}, r"--mask-prob 15.0 must be above 0 and below 1"),
         ({"tokens_per_sample": 1}, r"--tokens-per-sample 1 must be 2 or more"),
         ({"whole_words": True, "mask_rare_tokens": 0.5}, r"--whole-words and --mask-rare-tokens choose"),

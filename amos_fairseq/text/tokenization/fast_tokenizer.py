@@ -58,14 +58,6 @@ _ROLES = (
     (MASK_SYMBOL, ("mask_token",), ("[MASK]", "<mask>")),
 )
 _CONFIGURATION_FILES = ("special_tokens_map.json", "tokenizer_config.json")
-# A setting of tokenizer_config.json, with which transformers builds tokenizers of BERT's and RoBERTa's kind again | the step
-# of tokenizer.json and its setting.
-_SAME_RULE = (
-    ("do_lower_case", "normalizer", "lowercase"),
-    ("strip_accents", "normalizer", "strip_accents"),
-    ("tokenize_chinese_chars", "normalizer", "handle_chinese_chars"),
-    ("add_prefix_space", "pre_tokenizer", "add_prefix_space"),
-)
 _BYTE = re.compile("<0x([0-9A-F]{2})>")  # SentencePiece's pieces for characters that have none
 # Behind a piece that ends within a character: the rest of one of the same script.
 _LAST_BYTES, _SPELLED_LAST_BYTES = b"\x80\x80\x80", "Ģ" * 3
@@ -128,8 +120,6 @@ class FastTokenizer(Tokenizer):
                     f"{path}: the dropout of its merges ({dropout:g}) is switched off, so that a text has one encoding"
                 )
             special_tokens = settings.get("special_tokens") or find_special_tokens(directory, library)
-            if not settings:
-                _warn_of_other_rules(directory, model)
             # Settings name all that is protected; without settings it is what the tokenizer.json calls special.
             protected = settings.get(_PROTECTED, []) if settings else find_markers(library, special_tokens)
             return cls(model, special_tokens, settings.get("kind", HUGGING_FACE), protected)
@@ -145,10 +135,8 @@ class FastTokenizer(Tokenizer):
         library = _parse(self.model)
         new = [token for token in dict.fromkeys(tokens) if token not in self.protected]
         for token in new:
-            if token in self.special_tokens.values():
-                raise UserError(f"{token} is special already: leave it out")
-            if library.token_to_id(token) is None:
-                raise UserError(f"its vocabulary has no {token}: add it to tokenizer.json, or leave it out")
+            if token in self.special_tokens.values() or library.token_to_id(token) is None:
+                raise UserError(f"{token} is special already, or not in its vocabulary: leave it out, or add it there")
         library.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in new])
         model = library.to_str(pretty=True).encode("utf-8")
         return FastTokenizer(model, self.special_tokens, self.kind, [*self.protected, *new])
@@ -296,21 +284,6 @@ def find_markers(library: tokenizers.Tokenizer, special_tokens: dict[str, str]) 
     """Return what the tokenizer calls special beside the ``special_tokens`` that stand for fairseq's symbols."""
     added = library.get_added_tokens_decoder().values()
     return [token.content for token in added if token.special and token.content not in special_tokens.values()]
-
-
-def _warn_of_other_rules(directory: Path, model: bytes) -> None:
-    path = directory / _CONFIGURATION_FILES[-1]
-    configured = read_json(path, "take it from the model again, or remove it", optional=True, **LAST_KEYS) or {}
-    if configured.get("tokenizer_class") == "PreTrainedTokenizerFast":  # which reads tokenizer.json
-        return
-    content = parse_json(model, **LAST_KEYS)
-    for name, step, rule in _SAME_RULE:
-        here = content.get(step) or {}
-        if name in configured and rule in here and configured[name] != here[rule]:
-            logger.warning(
-                f"{path}: {name} is {configured[name]}, tokenizer.json has {rule} {here[rule]}, which is used here; "
-                "transformers uses the former: make them equal to what the model was trained with"
-            )
 
 
 def _configured_tokens(path: Path) -> dict[str, str | None]:

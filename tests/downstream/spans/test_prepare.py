@@ -58,7 +58,7 @@ def test_changed_and_damaged_files_are_refused_at_opening(data, tmp_path):
     shutil.copytree(data, copy)
     for name in ("valid.context_end.bin", "valid.examples.jsonl"):
         harm_last_byte(copy / name)
-        with pytest.raises(UserError, match=rf"{name} is not the file that amos prepare wrote: copy"):
+        with pytest.raises(UserError, match=rf"{name} is missing, or not the file that amos prepare wrote: copy"):
             SquadSplit(copy, "valid")
         shutil.copyfile(data / name, copy / name)
 
@@ -110,7 +110,7 @@ def test_refusals(data, tmp_path, capsys):
         ([tmp_path / "text.json", source, tokenizer, out], "text.json is not JSON"),
         ([tmp_path / "cut.json.xz", source, tokenizer, out], "cut.json.xz is damaged"),
         ([source, tmp_path / "absent.json", tokenizer, out], "absent.json: no such file"),
-        ([source, source, tmp_path / "absent", out], "is not a directory"),
+        ([source, source, tmp_path / "absent", out], "absent holds no tokenizer"),
         ([source, source, tokenizer, out, "--max-train-questions", 0], "--max-train-questions 0"),
         (
             [source, source, tokenizer, data, "--max-train-questions", 3],

@@ -57,7 +57,7 @@ def test_folders_that_cannot_be_used_are_refused_before_the_training(session, tm
     lines = (data / "valid.words.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
     assert len(open_tagging(session, [data]).opened["ner"].words) == len(lines)
     (data / "valid.words.jsonl").write_text("".join(lines[1:] + lines[:1]), encoding="utf-8")
-    with pytest.raises(UserError, match=r"valid\.words\.jsonl is not the file that amos prepare wrote"):
+    with pytest.raises(UserError, match=r"valid\.words\.jsonl is missing, or not the file that amos prepare wrote"):
         open_tagging(session, [data])
     manifest = json.loads((data / "tagging.json").read_text(encoding="utf-8"))
     del manifest["sha256"]  # data of an earlier version

@@ -67,7 +67,7 @@ def test_a_changed_file_is_refused_at_opening(data, tmp_path):
     shutil.copytree(data, copy)
     assert len(TaggedSentences(copy, "valid", 3, 64))
     harm_last_byte(copy / "valid.label.bin")
-    with pytest.raises(UserError, match=r"valid\.label\.bin is not the file that amos prepare wrote"):
+    with pytest.raises(UserError, match=r"valid\.label\.bin is missing, or not the file that amos prepare wrote"):
         TaggedSentences(copy, "valid", 3, 64)
     assert len(TaggedSentences(copy, "train", 3, 64))
 

@@ -6,7 +6,7 @@ import json
 import pytest
 import tokenizers
 from tokenizer_text import HOSTILE, hugging_face_directory, random_texts, small_tokenizer_of_kind, word_level_directory
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.text.tokenization import load_tokenizer
@@ -71,19 +71,6 @@ def test_special_tokens_of_mpnet_without_names(sample, tmp_path):
     (directory / "tokenizer.json").write_text(json.dumps(content), encoding="utf-8")
     special = load_tokenizer(directory).special_tokens
     assert special == {symbol: symbol for symbol in own if symbol != "<unk>"} | {"<unk>": "[UNK]"}
-
-
-def test_rules_that_transformers_takes_from_another_file(sample, tmp_path, caplog):
-    directory = hugging_face_directory(tmp_path / "rules", "wordpiece", sample)
-    content = json.loads((directory / "tokenizer.json").read_text(encoding="utf-8"))
-    content["normalizer"] = json.loads(normalizers.BertNormalizer(lowercase=True).__getstate__())
-    (directory / "tokenizer.json").write_text(json.dumps(content), encoding="utf-8")
-    for name, is_named in (("BertTokenizer", True), ("PreTrainedTokenizerFast", False)):
-        caplog.clear()
-        settings = {"do_lower_case": False, "tokenizer_class": name}
-        (directory / "tokenizer_config.json").write_text(json.dumps(settings))
-        load_tokenizer(directory)
-        assert ("do_lower_case is False, tokenizer.json has lowercase True" in caplog.text) == is_named
 
 
 def test_dropout_of_merges_is_switched_off(sample, tmp_path, caplog):

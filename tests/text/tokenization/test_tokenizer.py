@@ -96,7 +96,7 @@ def test_damaged_directory_is_refused(sample, tmp_path):
         [
             ("tokenizer.settings.json", None, "holds no tokenizer"),
             ("tokenizer.settings.json", b"{", "is not JSON"),
-            ("tokenizer.settings.json", b'{"kind": "words"}', "'kind' must be one of"),
+            ("tokenizer.settings.json", b'{"kind": "words"}', "has a missing or wrong setting: .*words"),
             ("tokenizer.json", None, r"tokenizer\.json is missing"),
             ("tokenizer.json", b"", "is empty"),
             ("tokenizer.json", b"\xff\xfe", r"json is not a usable tokenizer\.json: "),

@@ -170,7 +170,7 @@ def test_a_changed_file_is_refused_at_opening(prepared_glue, tmp_path, name):
     shutil.copytree(prepared_glue / "RTE", tmp_path / "RTE")
     assert read_text_data(tmp_path / "RTE").labels("valid").tolist()
     harm_last_byte(tmp_path / "RTE" / name)
-    with pytest.raises(UserError, match=rf"{name} is not the file that amos prepare wrote: copy"):
+    with pytest.raises(UserError, match=rf"{name} is missing, or not the file that amos prepare wrote: copy"):
         read_text_data(tmp_path / "RTE")
 
 
