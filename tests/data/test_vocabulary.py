@@ -28,9 +28,7 @@ def test_dictionaries_that_differ_are_refused(corpus: Path, tmp_path: Path) -> N
         file.write("more 1\n")
     with pytest.raises(UserError, match=r"other/dict.txt differs from .*corpus/dict.txt: all shards"):
         make_task(f"{corpus}:{other}")
-    with pytest.raises(
-        UserError, match=r"tokenizer/dict.txt differs from .*other/dict.txt: all shards"
-    ):
+    with pytest.raises(UserError, match=r"tokenizer/dict.txt differs from .*other/dict.txt: all shards"):
         make_task(other)
     (other / "dict.txt").write_text("no counts here\n")
     shutil.rmtree(other / "tokenizer")
