@@ -28,10 +28,7 @@ ROUNDING = 1e-3  # tolerance for a probability: files have three decimals or mor
 
 def columns_of(data: TextData) -> list[str]:
     """Return the columns beside the index: the labels, or one for a number."""
-    names = data.label_names or [NUMBER]
-    if INDEX in names:
-        raise UserError(f"{data.name} has a label called {INDEX!r}, as a column of the predictions: rename the label")
-    return names
+    return data.label_names or [NUMBER]
 
 
 def write_train_predictions(directory: Path, data: TextData, logits: np.ndarray) -> None:
@@ -151,8 +148,6 @@ class Teachers:
 def read_teachers(folder: Path, gold_weight: str | None, ensemble: bool = False) -> Teachers:
     """Find the teachers in ``--out`` of ``amos glue --write-train``, or in a folder of ``TASK.tsv``."""
     weight = ANNEALED if gold_weight in (None, ANNEALED) else str(gold_weight_of(gold_weight))
-    if not folder.is_dir():
-        raise UserError(f"--teachers {folder} is no directory: give an --out of amos glue, or a folder of TASK.tsv")
     results, files = read_results(folder), {}
     summaries = summarize(results)
     for result in results:
@@ -165,6 +160,4 @@ def read_teachers(folder: Path, gold_weight: str | None, ensemble: bool = False)
         files.setdefault(file.stem, {None: file})
     if not files:
         raise UserError(f"--teachers {folder} holds no predictions of training rows: make them with --write-train")
-    if ensemble and all(len(of_task) == 1 for of_task in files.values()):
-        raise UserError(f"--ensemble: {folder} has one teacher for each task: leave it out")
     return Teachers(folder.resolve(), files, weight, ensemble)

@@ -62,7 +62,6 @@ def test_mistakes_are_one_line_and_start_nothing(start, data, tmp_path, fake_tra
         (["--tasks", "CoLA", "--teachers", tmp_path / "finished"], "with --write-train"),
         (["--tasks", "RTE", "--teachers", tmp_path / "t"], "has no predictions for RTE (it has CoLA, STS-B)"),
         (["--tasks", "CoLA", "--teachers", tmp_path / "t", "--gold-weight", "2"], "a number from 0 to 1"),
-        (["--tasks", "CoLA", "--teachers", tmp_path / "t", "--ensemble"], "has one teacher for each task"),
         (["--tasks", "CoLA", "--teachers", tmp_path / "t", "--max-rows", "10"], "has 40 rows"),
         (["--tasks", "CoLA", "--multi-task"], "the recipe amos has no settings for multi"),
         (["--tasks", "CoLA,RTE", "--multi-task", "--recipe", "bam", "--intermediate"], "--intermediate has no effect"),
