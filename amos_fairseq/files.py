@@ -1,4 +1,4 @@
-"""Write files atomically and without following links; lock a folder; claim it for one setup; sha256 of files."""
+"""Write files atomically; lock a folder; claim it for one setup; sha256 of files."""
 
 import contextlib
 import csv
@@ -11,7 +11,6 @@ import os
 import re
 import shutil
 import socket
-import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -104,22 +103,6 @@ def csv_lines(rows: Iterable[Sequence[object]], separator: str = ",") -> Iterato
         yield lines.pop().removesuffix("\r\n") + "\n"
 
 
-def refuse_link(path: str | os.PathLike) -> None:
-    """Raise :class:`UserError` if ``path`` is a link: in SAVE_DIR of another person's run it can point to any file."""
-    if os.path.islink(path):
-        raise UserError(f"{path} is a link, which is not followed: remove it, or replace it by a copy")
-
-
-def no_links(path: str, flags: int) -> int:
-    """Open a file that is written in place, without following a link: an ``opener`` of :func:`open`."""
-    refuse_link(path)
-    descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)  # opening a pipe would wait for a reader
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise UserError(f"{path} is not a regular file: remove it")
-    return descriptor
-
-
 def take_lock(path: str | os.PathLike, problem: str, advice: str) -> FileLock:
     """Lock the file ``path``, which stands for its folder; the lock ends with ``release()`` or with this process.
 
@@ -128,11 +111,6 @@ def take_lock(path: str | os.PathLike, problem: str, advice: str) -> FileLock:
     that is garbage-collected is released. Where a file system has no locks, a warning is printed and nothing is locked.
     """
     path = str(path)
-    refuse_link(path)
-    with contextlib.suppress(FileNotFoundError):
-        status = os.lstat(path)
-        if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:  # another file would be overwritten
-            raise UserError(f"{path} is not a file of this lock alone: remove it")
     lock = FileLock(path, timeout=0, thread_local=False, on_acquired=_write_holder)
     try:
         lock.acquire()
@@ -164,7 +142,7 @@ def _write_holder(descriptor: int) -> None:
 
 
 def _holder_of(path: str) -> str:
-    with contextlib.suppress(OSError), open(path, "rb", opener=no_links) as file:
+    with contextlib.suppress(OSError), open(path, "rb") as file:
         if name := re.fullmatch(rb"process \d+ on \S{1,200}\n", file.read(300)):
             return name.group().decode(errors="replace").strip()
     return "of unknown name"

@@ -146,35 +146,6 @@ def test_damaged_files_are_read_or_refused(name, tmp_path):
     shutil.rmtree(tmp_path)
 
 
-@pytest.mark.parametrize("link", [".prepare", ".prepare/tokenizer", ".prepare/text", ".prepare/corpus"])
-def test_an_unfinished_corpus_writes_and_removes_nothing_through_links(link, tmp_path):
-    """Of a stranger's folder, with the identity of this command or without one."""
-    precious, out = tmp_path / "precious", tmp_path / "out"
-    (precious / "x.unfinished").mkdir(parents=True)
-    (precious / "tokenizer.json").write_text("precious")
-    for identity in (None, IDENTITY):
-        (out / ".prepare" / "tokenizer").mkdir(parents=True)
-        (out / ".prepare" / "tokenizer" / "tokenizer.json").write_text("stranger")
-        if identity:
-            (out / ".prepare" / "identity.json").write_text(json.dumps(identity))
-        if (out / link).exists():
-            shutil.rmtree(out / link)
-        (out / link).symlink_to(precious)
-        with pytest.raises(UserError, match="is a link"):
-            continue_corpus(out / ".prepare" / "identity.json")
-        assert {path.name for path in precious.iterdir()} == {"x.unfinished", "tokenizer.json"}
-        assert (precious / "tokenizer.json").read_text() == "precious"
-        shutil.rmtree(out)
-
-
-def test_a_corpus_is_not_published_through_a_link(tmp_path):
-    for name in ("corpus/tokenizer", "out", "precious"):
-        (tmp_path / name).mkdir(parents=True)
-    (tmp_path / "out" / "tokenizer").symlink_to(tmp_path / "precious")
-    with pytest.raises(UserError, match="is a link"):
-        prepare_text._publish(tmp_path / "corpus", tmp_path / "out")
-
-
 def test_parts_of_a_corpus_without_an_identity_are_refused(tmp_path):
     for stage in ("text", "tokenizer"):
         (tmp_path / stage / ".prepare" / stage).mkdir(parents=True)

@@ -55,7 +55,7 @@ from amos_fairseq.experiments.records import (
     write_result,
 )
 from amos_fairseq.experiments.session import claim_output_directory
-from amos_fairseq.files import TOKENIZER_DIRECTORY, claim, file_sha256, no_links, whole_file
+from amos_fairseq.files import TOKENIZER_DIRECTORY, claim, file_sha256, whole_file
 from amos_fairseq.output.tables import Table
 from amos_fairseq.python_process import SECONDS_TO_SAVE, ForkedCommand
 from amos_fairseq.recipes import PACKAGE
@@ -288,7 +288,7 @@ def train(
 
 
 def _open_log(directory: Path) -> BinaryIO:
-    return open(directory / LOG_FILE, "ab", opener=no_links)
+    return open(directory / LOG_FILE, "ab")
 
 
 def _failure_reason(code: int, log: Path, begin: int) -> str:

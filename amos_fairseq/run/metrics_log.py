@@ -18,7 +18,7 @@ from fairseq.logging import metrics
 from fairseq.logging.meters import Meter, StopwatchMeter
 
 from amos_fairseq.compat.distribution import from_first_rank
-from amos_fairseq.files import explain_write_errors, no_links, whole_file
+from amos_fairseq.files import explain_write_errors, whole_file
 from amos_fairseq.run.hook import Hook
 from amos_fairseq.run.metrics_file import FILE_NAME, parse_lines
 
@@ -82,7 +82,7 @@ class MetricsLog(Hook):
         epoch = round(self.epoch - 1 + done, 6)
         record = {"split": split, "update": int(update), "epoch": epoch, **numeric_stats(values)}
         path = os.path.join(save_dir, FILE_NAME)
-        with _explained(path), open(path, "ab", opener=no_links) as file:
+        with _explained(path), open(path, "ab") as file:
             file.write(json.dumps(record, allow_nan=False).encode() + b"\n")
 
 
@@ -92,7 +92,7 @@ def cut_back(save_dir: str, update: int) -> None:
     if not os.path.exists(path):
         return
     with _explained(path):
-        with open(path, "rb", opener=no_links) as file:
+        with open(path, "rb") as file:
             content = file.read()
         lines = parse_lines(content)
         for line in lines:

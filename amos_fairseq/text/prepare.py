@@ -33,7 +33,6 @@ from amos_fairseq.files import (
     first_difference,
     joined_sha256,
     json_text,
-    refuse_link,
     sample_sha256,
     take_lock,
     whole_folder,
@@ -140,7 +139,6 @@ def _describe_inputs(paths: list[Path]) -> list[dict[str, Any]]:
 def _unfinished_corpus(out: Path, identity: dict[str, Any]) -> Iterator[Path]:
     """Lock ``OUT/.prepare`` and yield it. Remove it after the body, unless another run can continue it."""
     root, is_new = out / UNFINISHED, not out.exists()
-    refuse_link(root)
     if not is_new and not root.is_dir() and any(out.iterdir()):
         raise UserError(f"--out {out} is not empty and contains no corpus of amos prepare: give another directory")
     root.mkdir(parents=True, exist_ok=True)
@@ -169,10 +167,6 @@ def _unfinished_corpus(out: Path, identity: dict[str, Any]) -> Iterator[Path]:
 
 
 def _claim(root: Path, identity: dict[str, Any]) -> None:
-    # The files of a folder that is a link would be moved, replaced or removed elsewhere.
-    for folder, folders, files in os.walk(root):  # it follows no links
-        for name in (*folders, *files):
-            refuse_link(Path(folder, name))
     record = root / "identity.json"
     if not record.is_file() and any(path.name != "lock" for path in root.iterdir()):
         raise UserError(f"{root} was not written by this command: remove it, or give another --out")
@@ -319,7 +313,6 @@ def _publish(corpus: Path, out: Path) -> None:
     for path in sorted(corpus.rglob("*"), key=lambda path: (path.name == CORPUS_FILE, path)):
         target = out / path.relative_to(corpus)
         if path.is_dir():
-            refuse_link(target)  # only OUT itself, which the user named, may be a link
             target.mkdir(exist_ok=True)
         else:
             os.replace(path, target)
@@ -372,7 +365,6 @@ def is_finished_corpus(out: Path, settings: dict[str, Any], inputs: list[dict[st
             " (the same files, but another number or order of them)",
         )
         raise UserError(f"{out} contains a finished corpus of other inputs{new}: give another --out, or remove {out}")
-    refuse_link(out / UNFINISHED)
     shutil.rmtree(out / UNFINISHED, ignore_errors=True)  # left by a run that was killed in its last step
     return True
 

@@ -11,7 +11,6 @@ from forked_command import IMPORTED, ForkedCommand
 from tiny_runs import ROOT
 from waiting import wait_until
 
-from amos_fairseq.errors import UserError
 from amos_fairseq.experiments.benchmark import Stopped
 from amos_fairseq.experiments.runner import RunFailed, environment, train, variables_of_server
 
@@ -48,14 +47,6 @@ def test_output_is_appended_to_the_log_and_progress_is_reported(tmp_path, run):
     assert reports[0] == (12, [])
     assert reports[-1][0] == 15  # written just before the end
     assert [found for _, records in reports for found in records] == [record]
-
-
-def test_a_log_that_is_a_link_is_refused(tmp_path, run):
-    (tmp_path / "precious").write_text("precious")
-    (tmp_path / "train.log").symlink_to(tmp_path / "precious")
-    with pytest.raises(UserError, match=r"train\.log is a link"):
-        run("print('out')")
-    assert (tmp_path / "precious").read_text() == "precious"
 
 
 def test_error_is_the_last_line_of_this_attempt(tmp_path, run):

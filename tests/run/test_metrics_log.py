@@ -70,20 +70,6 @@ def test_the_time_of_a_resumed_process_is_logged(save_dir):
         metrics.reset_meters("default")
 
 
-@pytest.mark.parametrize("before", [0, 4])
-def test_file_that_is_a_link_is_refused(save_dir, before):
-    """At the start of a run and of its continuation; neither the link nor its target changes."""
-    elsewhere = os.path.join(save_dir, "precious")
-    with open(elsewhere, "w", encoding="utf-8") as file:
-        file.write("precious\n")
-    os.symlink(elsewhere, os.path.join(save_dir, "metrics.jsonl"))
-    with pytest.raises(UserError, match=r"metrics\.jsonl is a link"):
-        train(save_dir, before + 1, before + 4)
-    assert os.path.islink(os.path.join(save_dir, "metrics.jsonl"))
-    with open(elsewhere, encoding="utf-8") as file:
-        assert file.read() == "precious\n"
-
-
 def test_full_disk_while_cutting_back_is_one_clear_line_and_keeps_the_file(save_dir, monkeypatch):
     train(save_dir, first_update=1, last_update=4)
     before = read(save_dir)
