@@ -17,10 +17,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from attacks.commands import Place
-from attacks.data import bombs, damaged_labels
-from attacks.fine_tuned import changed_results, raw_files, tables
+from attacks.data import bombs, damaged_labels, raw_files, tables
 from attacks.models import hostile_files, imported_folders
-from attacks.runs import damaged_files, killed_commands, kills, links, prepare
+from attacks.runs import damaged_files, killed_commands, kills, prepare
 from attacks.settings import command_settings, settings
 from attacks.surroundings import consoles, planted_modules
 
@@ -31,7 +30,6 @@ KINDS: dict[str, tuple[Callable[[Place, Path, random.Random], Iterator[tuple[str
     "setting": (settings, 3),
     "damaged file": (damaged_files, 1),
     "setting of a command": (command_settings, 1),
-    "changed results": (changed_results, 1),
     "table to label": (tables, 1),
     "raw file": (raw_files, 1),
     "console and disk": (consoles, 0.5),
@@ -39,7 +37,6 @@ KINDS: dict[str, tuple[Callable[[Place, Path, random.Random], Iterator[tuple[str
     "compression bomb": (bombs, 0.5),
     "killed command": (killed_commands, 0.05),
     "hostile file": (hostile_files, 0.6),
-    "link in SAVE_DIR": (links, 0.2),
     "imported folder": (imported_folders, 3),
     "damaged labels": (damaged_labels, 5),
 }

@@ -18,8 +18,6 @@ from interrupted_run import RUN, checkpoint
 from safetensors.torch import load_file, save_file
 
 from amos_fairseq.checkpoints.read import load_checkpoint
-from amos_fairseq.experiments.records import RESULT_FILE, read_record, write_record
-from amos_fairseq.files import file_sha256
 from amos_fairseq.text.tokenization.fast_tokenizer import ABSENT, row_map
 from attacks.commands import Place, amos_harm, command_harm, run_amos, run_command
 from attacks.damage import HOSTILE_VALUES, attack_json, damage, replace
@@ -87,7 +85,7 @@ LAST = "checkpoint_last.pt"
 OF_PARSE = "results/parse/runs/parsing/seed1/checkpoint_best.pt"  # with cross-view training
 OF_RUN = [
     ["export", "run", "out", "--no-check"],
-    ["inspect", "run", "--text", "a text"],
+    ["report", "run", "--sentence", "a text", "--out", "out/page.html"],
     ["flops", "run"],
     ["probe", *COMMANDS["probe"]],
     ["parse", *TRAINING["parse"], "--checkpoint", "run", "--epochs", "1"],
@@ -106,7 +104,7 @@ def hostile_files(place: Place, folder: Path, draw: random.Random) -> Iterator[t
     """Give a stranger's checkpoint to the commands that read one; nothing of it is executed, and what fine-tuning does not
     refuse is computed as without the attack.
 
-    The checkpoint is pretrained, or is one of trees, whose ``result.json`` then has its fingerprint.
+    The checkpoint is pretrained, or is one of trees.
     """
     original, expected = place.references["float32"], {}
     while True:
@@ -138,8 +136,6 @@ def written_predictions(out: Path) -> list[Path]:
 def attack_checkpoint(file: Path, canary: Path, draw: random.Random) -> str:
     state, how = hostile_states(canary, draw, checkpoint(file.parent, file.name))
     torch.save(state, file, _use_new_zipfile_serialization=draw.random() < 0.8)
-    if (record := file.with_name(RESULT_FILE)).exists():
-        write_record(record, read_record(record, "") | {"checkpoint_sha256": [file_sha256(file)]})
     return how
 
 

@@ -1,4 +1,4 @@
-"""Attacks on training runs: kills, damaged files, links in SAVE_DIR; and kills of a command that trains in a process."""
+"""Attacks on training runs: kills and damaged files; and kills of a command that trains in a process."""
 
 import os
 import random
@@ -19,8 +19,7 @@ from waiting import has_ended
 from amos_fairseq.python_process import SECONDS_TO_SAVE
 from attacks.commands import Place, amos_harm, amos_script, command_harm, run_command
 from attacks.damage import damage
-from attacks.settings import TINY_RECIPE
-from attacks.workplace import SMALL_RUN, TRAINING, write_workplace
+from attacks.workplace import TRAINING, write_workplace
 
 PRECISIONS = {"float32": [], "bf16": ["--bf16"]}
 
@@ -105,28 +104,6 @@ def damaged_files(place: Place, folder: Path, draw: random.Random) -> Iterator[t
             except AssertionError:
                 harm = "accepted, with another result"
         yield f"{path.relative_to(folder)}, {how}", harm
-
-
-def links(place: Place, folder: Path, draw: random.Random) -> Iterator[tuple[str, str]]:
-    """Put a link to a file elsewhere into SAVE_DIR, then continue the run; the file elsewhere does not change."""
-    names = [".lock", "metrics.jsonl", "checkpoint_last.pt", "checkpoint_best.pt", "tokenizer", "tokenizer/dict.txt"]
-    of_hydra = ["hydra_train.log", ".hydra", ".hydra/config.yaml"]
-    while True:
-        copy_of_interrupted_run(place, folder / "run")
-        name = draw.choice([*names, *of_hydra])
-        link, elsewhere = folder / "run" / name, folder / "elsewhere"
-        elsewhere.write_text("precious\n")
-        if link.is_dir():
-            shutil.rmtree(link)
-        link.unlink(missing_ok=True)
-        link.parent.mkdir(exist_ok=True)
-        link.symlink_to(elsewhere)
-        command = flags_command(place.corpus, folder / "run", *FLAGS)
-        if name in of_hydra:
-            overrides = [*SMALL_RUN, f"task.data={place.corpus}", f"checkpoint.save_dir={folder / 'run'}"]
-            command[2:] = ["fairseq_cli.hydra_train", *TINY_RECIPE, *overrides]
-        harm = command_harm(*run_command(command[2], command[3:]), folder / "run")
-        yield name, "changed a file elsewhere" if elsewhere.read_text() != "precious\n" else harm
 
 
 def assert_same_weights(save_dir: Path, reference: Path) -> None:

@@ -50,7 +50,6 @@ def settings(place: Place, save_dir: Path, draw: random.Random) -> Iterator[tupl
 NUMBERS = {
     "recipes": ("--vocabulary-size",),
     "flops": ("--vocabulary-size", "--length"),
-    "inspect": ("--seed", "--mask-prob", "--top"),
     "score": ("--batch-tokens",),
     "import": ("--seed",),
     "prepare": [f"--{name}" for name in ("sample-megabytes", "shard-megabytes", "valid-share", "valid-megabytes")]
@@ -63,10 +62,8 @@ NUMBER_VALUES = ("", "0", "-1", "0.5", "nan", "inf", *_POWERS, "x")
 # OUT is no flag, but the argument in the folder out.
 TEXTS = {
     "flops": ("--set",),
-    "inspect": ("--text", "OUT"),
     "score": ("--device", "--format", "OUT"),
-    "plot": ("OUT",),
-    "report": ("--device", "--sentence", "--text", "OUT"),
+    "report": ("--device", "--sentence", "--text", "--figures", "OUT"),
     "import": ("--arch", "--depths", "--tokenizer", "OUT"),
     "export": ("--part", "--depth", "--labels", "--language", "--base-model", "--data-license", "--dataset", "OUT"),
     "prepare": ("--tokenizer", "OUT"),

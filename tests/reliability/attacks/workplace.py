@@ -26,12 +26,9 @@ RESULTS = "results"  # the folder of finished results
 _COMMANDS = {
     "recipes": "amos_tiny",
     "flops": "run",
-    "inspect": "run --text 'the quick ± fox' --html out/page.html",
     "score": "mlm text.txt --out out/scores.tsv",
-    "plot": "run --out out/plots",
-    "report": "run --glue results/glue results/classify --tag results/tag results/parse --probe results/probe "
-    "--text text.txt --sentence 'the fox' "
-    "--out out/page.html",
+    "report": "run results/classify results/parse results/probe --text text.txt --sentence 'the quick ± fox' "
+    "--figures out/figures --out out/page.html",
     "import": "bert out/model.pt --arch amos_tiny",
     "export": "run out/folder --no-check",
     "prepare": "text.txt --out out/corpus --vocab-size 120 --workers 1",
@@ -49,7 +46,6 @@ _TRAINING = {
     "classify": "--train table.tsv --dev table.tsv",
 }
 TRAINING = {name: shlex.split(f"{arguments}{_START}{name}") for name, arguments in _TRAINING.items()}
-FINE_TUNING = {name: [*arguments[:-1], f"{RESULTS}/{name}"] for name, arguments in TRAINING.items()}
 PREDICT = {
     "parse": shlex.split(f"--checkpoint {RESULTS}/parse --predict trees.conllu --out out/x.conllu"),
     "classify": shlex.split(f"--checkpoint {RESULTS}/classify --predict table.tsv --out out/x.tsv"),
@@ -110,9 +106,10 @@ def write_raw_files(folder: Path) -> None:
 
 
 def write_results(folder: Path) -> None:
-    """Results of ``amos glue``, ``classify``, ``tag``, ``parse`` and ``probe``, with their own commands."""
-    for name, arguments in {**FINE_TUNING, "probe": COMMANDS["probe"]}.items():
-        arguments = [part.replace("out/probe", f"{RESULTS}/probe") for part in arguments]
+    """Results of ``amos classify``, ``parse`` and ``probe``, with their own commands."""
+    commands = {"classify": TRAINING["classify"], "parse": TRAINING["parse"], "probe": COMMANDS["probe"]}
+    for name, arguments in commands.items():
+        arguments = [part.replace(f"out/{name}", f"{RESULTS}/{name}") for part in arguments]
         code, text = run_command("amos_start", [name, *arguments], folder)
         assert code == 0, text[-3000:]
 
