@@ -129,9 +129,10 @@ def read_log(save_dir: Path) -> dict[str, dict[str, Curve]]:
                 continue
         split = curves.setdefault("train" if subset == "train" else "valid", {})
         for key, value in record.items():
-            curve = split.setdefault(key, Curve([], []))
-            curve.updates.append(update)
-            curve.values.append(math.nan if value is None else float(value))
+            if key not in split:
+                split[key] = Curve([], [])
+            split[key].updates.append(update)
+            split[key].values.append(math.nan if value is None else float(value))
     if left_out:
         print(f"{save_dir}: of the validation subsets {drawn} is drawn; left out: {', '.join(sorted(left_out))}")
     return curves

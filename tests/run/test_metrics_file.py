@@ -8,12 +8,8 @@ import pytest
 from amos_fairseq.errors import UserError
 from amos_fairseq.run.metrics_file import FILE_NAME, NewRecords, parse_lines
 
-UPDATE = '{"split": "train", "update": '
-WRONG = ["nonsense", '{"split": "train", "upd', '{"split": "train"}', UPDATE + '3, "loss": "0.5"}']
-WRONG += [UPDATE + "9" * 400 + "}", UPDATE + '3, "a\\u0000": 1}']
 
-
-@pytest.mark.parametrize("text", WRONG)
+@pytest.mark.parametrize("text", ["nonsense", '{"split": "train", "upd', '{"split": "train"}', "[5]", "\0"])
 def test_other_lines_are_no_records_and_keep_their_number(text):
     record = {"split": "valid", "update": 7, "epoch": 0.5, "loss": 0.25, "ppl": None}
     lines = parse_lines(f"{text}\n{json.dumps(record)}".encode())
