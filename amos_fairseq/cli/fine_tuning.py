@@ -6,8 +6,7 @@ from pathlib import Path
 
 from amos_fairseq.cli.arguments import import_fairseq, refuse_given
 from amos_fairseq.errors import UserError
-from amos_fairseq.experiments import recipe_file
-from amos_fairseq.experiments.recipes import VIEW_LAYERS, VIEW_TARGETS
+from amos_fairseq.experiments import VIEW_LAYERS, VIEW_TARGETS, recipe_file
 from amos_fairseq.output.terminal import say
 from amos_fairseq.recipes import PRECISIONS
 

@@ -7,7 +7,7 @@ from typing import Any
 from amos_fairseq.cli import fine_tuning
 from amos_fairseq.cli.arguments import add_label_columns, add_subcommand, add_unlabeled, refuse_given
 from amos_fairseq.downstream.words.views import TAGGING_VIEWS
-from amos_fairseq.experiments.recipes import VIEW_HEADS
+from amos_fairseq.experiments import VIEW_HEADS
 
 DESCRIPTION = """\
 Fine-tune a checkpoint of this package on a column of labeled words (parts of speech, chunks, named entities): one

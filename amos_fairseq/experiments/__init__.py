@@ -8,6 +8,8 @@ from pathlib import Path
 from amos_fairseq.errors import UserError, explain_os_errors
 
 RECIPES = Path(__file__).with_name("recipes")
+# Of cross-view training.
+VIEW_LAYERS, VIEW_HEADS, VIEW_TARGETS = ("half", "all"), ("all", "one"), ("soft", "hard")
 
 
 def recipe_names() -> list[str]:

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 from omegaconf import MISSING, OmegaConf
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.experiments import RECIPES, recipe_file, recipe_names
+from amos_fairseq.experiments import RECIPES, VIEW_HEADS, VIEW_LAYERS, VIEW_TARGETS, recipe_file, recipe_names
 from amos_fairseq.modules.heads import LINEAR_HEAD, POOLINGS
 from amos_fairseq.setting_checks import check_ranges, read_section, setting
 from amos_fairseq.strangers import read_yaml
@@ -39,7 +39,6 @@ FOR_VIEWS = ("view_layers", "view_heads", "view_targets", "view_confidence", "un
 FOR_WORDS = ("label_smoothing", "views", *FOR_VIEWS)
 # Widths of thesis Table 5.1. A width between two of them uses the recipe of the larger size.
 SIZE_WIDTHS = {"small": 256, "base": 768, "large": 1024}
-VIEW_LAYERS, VIEW_HEADS, VIEW_TARGETS = ("half", "all"), ("all", "one"), ("soft", "hard")
 CHOICES = {
     "head": ("dense", LINEAR_HEAD),
     "pooling": POOLINGS,
