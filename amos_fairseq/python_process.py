@@ -23,13 +23,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from multiprocessing import reduction, resource_tracker
+from collections.abc import Mapping, Sequence
 from multiprocessing.context import ForkServerProcess
-from typing import Any, BinaryIO
 
-_OF_A_GROUP = {signal.SIGINT, signal.SIGTERM}  # Ctrl-C and `timeout` signal a whole group
-
+_PACKAGE_FOLDER = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 WITH_PARENT = "--with-parent"
 # The time that a training has to finish its update and to write a checkpoint after its parent was killed.
 SECONDS_TO_SAVE = 300.0
@@ -107,8 +104,7 @@ class ForkedCommand(ForkServerProcess):
     Args:
         command: the module and its arguments.
         variables: environment of the command.
-        output: an open file for its standard output; ``errors``: one for its standard errors, if that is another.
-        server_variables: variables that the server, if it has to be started, has besides those of this process.
+        output: a file to which its standard output is appended; ``errors``: one for its standard errors, if that is another.
     """
 
     _lock = threading.Lock()  # multiprocessing asks for all exit codes when it starts a process
@@ -117,18 +113,14 @@ class ForkedCommand(ForkServerProcess):
         self,
         command: Sequence[str],
         variables: Mapping[str, str],
-        output: BinaryIO,
-        errors: BinaryIO | None = None,
-        server_variables: Mapping[str, str] | None = None,
+        output: os.PathLike,
+        errors: os.PathLike | None = None,
     ) -> None:
         super().__init__(name="MainProcess")
         self.command, self.variables, self.folder = list(command), dict(variables), os.getcwd()
-        self._files = [output.fileno(), (errors or output).fileno()]
-        with self._lock, _changed_environment(server_variables or {}), _signals_blocked():
+        self.outputs = [os.path.abspath(output), os.path.abspath(errors or output)]
+        with self._lock:
             self.start()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"_files": [reduction.DupFd(file) for file in self._files]}
 
     def poll(self) -> int | None:
         """Return the exit code, negative after a signal; None while the command runs."""
@@ -167,23 +159,23 @@ class ForkedCommand(ForkServerProcess):
         os.setsid()
         signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _OF_A_GROUP)
         multiprocessing.set_start_method(None, force=True)
         logging.root.handlers.clear()  # a message during the imports has configured it
-        for number, file in enumerate([os.open(os.devnull, os.O_RDONLY), *(file.detach() for file in self._files)]):
+        appended = [os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666) for path in self.outputs]
+        for number, file in enumerate([os.open(os.devnull, os.O_RDONLY), *appended]):
             os.dup2(file, number)
             os.close(file)
         # The stream objects of the server were made for other files.
         sys.stdout = open(1, "w", encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
         sys.stderr = open(2, "w", 1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
-        started_in, package = {"", os.getcwd()}, os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
         os.environ.clear()
         os.environ.update(self.variables)
+        server_folder = os.getcwd()
         os.chdir(self.folder)
-        of_variable = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
-        others = [path for path in sys.path if path not in started_in and path not in of_variable]
-        sys.path[:] = [*of_variable, *others, *([] if package in (*of_variable, *others) else [package])]
-        sys.argv = self.command
+        own_path = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+        others = [path for path in sys.path if path not in ("", server_folder, *own_path)]
+        package = [_PACKAGE_FOLDER] if _PACKAGE_FOLDER not in (*own_path, *others) else []
+        sys.path[:], sys.argv = [*own_path, *others, *package], self.command
 
     @staticmethod
     def _end_with_parent() -> None:
@@ -191,35 +183,12 @@ class ForkedCommand(ForkServerProcess):
         _end_now()
 
 
-@contextlib.contextmanager
-def _changed_environment(variables: Mapping[str, str]) -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            os.environ.pop(name) if value is None else os.environ.update({name: value})
-
-
-@contextlib.contextmanager
-def _signals_blocked() -> Iterator[None]:
-    """Block the signals of a group in this thread: a server that starts now is not ended by them while it imports."""
-    resource_tracker.ensure_running()  # the server would start it, which unblocks them
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _OF_A_GROUP)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
 def main() -> None:
     """Run the module that the command line names as the main program of this process."""
     if not getattr(sys.flags, "safe_path", False):  # new in Python 3.11
         del sys.path[0]  # the folder of this file
-    package = os.path.dirname(os.path.abspath(__file__))
-    if os.path.dirname(package) not in sys.path:
-        sys.path.append(os.path.dirname(package))  # a checkout that is not installed; last, so that it hides no library
+    if _PACKAGE_FOLDER not in sys.path:
+        sys.path.append(_PACKAGE_FOLDER)  # a checkout that is not installed; last, so that it hides no library
     prepare_streams()
     if sys.argv[1] == WITH_PARENT:
         del sys.argv[1]

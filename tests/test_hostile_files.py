@@ -13,10 +13,8 @@ import pytest
 
 from amos_fairseq.downstream.spans.dataset import Example
 from amos_fairseq.errors import UserError
-from amos_fairseq.experiments.records import read_result, read_summary, write_record
 from amos_fairseq.inputs.question_files import read_squad
-from amos_fairseq.report.page import scores_table
-from amos_fairseq.strangers import read_json, read_json_lines
+from amos_fairseq.strangers import read_json_lines
 from amos_fairseq.text import prepare as prepare_text
 
 TEXTS = (
@@ -40,17 +38,6 @@ SPLIT = {"inputs": [{"documents": 1}], "train": [[2]], "sample": {"documents": 1
 IDENTITY = {"settings": {"seed": 1}, "inputs": []}
 
 
-def of_record(read: Callable[[Path], Any]) -> Callable[[Path], Any]:
-    """Give the file the right fingerprint first, if it has an object: somebody else can compute it, too."""
-
-    def attack(path: Path) -> Any:
-        with contextlib.suppress(UserError):
-            write_record(path, read_json(path, ""))
-        return read(path)
-
-    return attack
-
-
 def continue_corpus(path: Path) -> None:
     with prepare_text._unfinished_corpus(path.parents[1], IDENTITY):
         raise SystemError("it would continue here")  # which removes nothing
@@ -62,26 +49,12 @@ def claim(path: Path) -> None:
         continue_corpus(path)
 
 
-RESULT = {"task": "RTE", "trial": "", "seed": 1, "directory": "runs/RTE/seed1", "main_score": "f1"}
-RESULT |= {"scores": {"f1": 9.5}, "checkpoint": "checkpoint_best.pt", "epoch": 1.5, "seconds": 2.5, "notes": ["note"]}
-RESULT |= {"identity": {"seed": 1}, "checkpoint_sha256": ["x"], "files": {"task.json": "x"}, "versions": {"torch": "2"}}
-SUMMARY = {"benchmark": "glue", "setup": {"from_scratch": False, "arch": "amos"}, "notes": ["note"], "runs": [RESULT]}
-BASELINES = {"num_scored": 9, "scores": {"mean": {"f1": 5.0}}, "data_sha256": "x"}
-SUMMARY |= {"baselines": {"RTE": BASELINES}}
-SUMMARY |= {"tasks": {"RTE": {"settings": ""}}, "checkpoint": {"file": "x", "num_updates": 1}}
-
 READERS: dict[str, tuple[str, Any, Callable[[Path], Any]]] = {
     "SQuAD": ("dev.json", SQUAD, read_squad),
     "prepared questions": ("train.examples.jsonl", EXAMPLE, lambda path: read_json_lines(path, "", Example.from_json)),
     "corpus.json": ("corpus.json", CORPUS, lambda path: prepare_text.is_finished_corpus(path.parent, {"seed": 1}, [])),
     "identity of a corpus": (".prepare/identity.json", IDENTITY, claim),
     "split.json": (".prepare/text/split.json", SPLIT, lambda path: prepare_text._read_inputs(path.parent, [], None)),
-    "result.json": ("result.json", RESULT, of_record(lambda path: read_result(path.parent))),
-    "glue.json": (
-        "glue.json",
-        SUMMARY,
-        of_record(lambda path: scores_table("", {"": read_summary(path, "repeat it")})),
-    ),
 }
 
 

@@ -14,7 +14,7 @@ from tiny_runs import ROOT, environment, run_process
 from waiting import wait_until
 
 from amos_fairseq.cli.main import SUBCOMMANDS
-from amos_fairseq.python_process import ForkedCommand, python_command
+from amos_fairseq.python_process import python_command
 
 # Of the standard library, of what the package needs, and the package itself.
 PLANTED = ("json", "queue", "pickle", "multiprocessing", "yaml", "numpy", "torch", "fairseq", "hydra", "amos_fairseq")
@@ -152,11 +152,10 @@ def test_one_function_starts_python() -> None:
             assert not [word for word in words if isinstance(word, ast.Constant) and word.value in ("-m", "-c")], path
 
 
-def test_signals_of_a_group_wait_while_the_server_of_commands_starts(tmp_path, monkeypatch):
-    """Ctrl-C during its imports would end it with a traceback; this thread gets its signals afterwards."""
-    masks, before = [], signal.pthread_sigmask(signal.SIG_BLOCK, [])
-    monkeypatch.setattr(ForkedCommand, "start", lambda self: masks.append(signal.pthread_sigmask(signal.SIG_BLOCK, [])))
-    with (tmp_path / "log").open("wb") as file:
-        ForkedCommand(["module"], {}, file)
-    assert masks == [before | {signal.SIGINT, signal.SIGTERM}]
-    assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == before
+def test_the_process_that_forks_trainings_leaves_the_signals_of_a_group_to_the_command() -> None:
+    """From its first line on: the imports take seconds."""
+    code = "import signal, sys; sys.modules['torch._dynamo'] = sys; sys.modules['amos_fairseq'] = sys\n"
+    code += "import runpy; runpy.run_path(sys.argv[1]); print(*(int(signal.getsignal(number)) for number in (2, 15)))"
+    file = ROOT / "amos_fairseq" / "experiments" / "forked_training.py"
+    printed = run_process([sys.executable, "-c", code, file]).stdout
+    assert printed.split() == [str(int(signal.SIG_IGN))] * 2

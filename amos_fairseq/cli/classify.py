@@ -37,7 +37,7 @@ def add_parser(subparsers: Any) -> None:
     add("--label-separator", metavar="TEXT", default=",", help=text)
     add("--no-header", action="store_true", help="the first line is a row; the columns are called 1, 2, ...")
     add("--csv-quotes", action="store_true", help="quotes in .tsv are those of CSV (default: ordinary characters)")
-    fine_tuning.add_arguments(parser, None, baselines=("random", "linear"), recipe="own_labels")
+    fine_tuning.add_arguments(parser, None, recipe="own_labels")
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -49,7 +49,6 @@ def run(arguments: argparse.Namespace) -> None:
         from amos_fairseq.downstream.texts.prepare import tables_of
 
         arguments.tables = tables_of(arguments)
-    fine_tuning.check_baseline(arguments)
     fine_tuning.start(arguments)
     from amos_fairseq.downstream.texts.command import main
 

@@ -13,10 +13,6 @@ from amos_fairseq.recipes import PRECISIONS
 SIZES = ("small", "base", "large")
 INPUTS = ("train", "dev", "data", "predict", "teachers", "own_tasks")  # arguments that name existing files and folders
 SAMPLING_EXPONENT = 0.75
-BASELINES = {
-    "random": "random: every seed from random weights",
-    "linear": "linear: logistic or ridge regression on states of the frozen encoder, in seconds",
-}
 
 
 def add_arguments(
@@ -27,7 +23,6 @@ def add_arguments(
     raw_help: str | None = None,
     dev_default: str = "",
     several_data: bool = False,
-    baselines: tuple[str, ...] = (),
     recipe: str = "amos",
 ) -> None:
     """Add what to fine-tune, the recipe and options that override it (None leaves the recipe's value), and the devices.
@@ -39,7 +34,6 @@ def add_arguments(
         raw_help: what a raw file is, for --train and --dev, which may then replace --data (:func:`check_data`).
         dev_default: what --dev is by default, for its help.
         several_data: whether --data takes several directories.
-        baselines: choices of --baseline.
         recipe: the default of --recipe.
     """
     add = parser.add_argument
@@ -57,10 +51,6 @@ def add_arguments(
     add("--out", metavar="DIR", required=True, help=text)
     add("--seeds", type=int, metavar="N", default=5, help="runs per task, with seeds 1 to N")
     add("--from-scratch", action="store_true", help="baseline: initialize the checkpoint's architecture randomly")
-
-    if baselines:
-        text = "also train these, for rows of the table. " + "; ".join(BASELINES[name] for name in baselines)
-        add("--baseline", nargs="+", choices=baselines, default=(), help=text)
     text = "own_labels, amos, amos_grid, bam, electra, electric, mlm, teams, or the path of a YAML file"
     add("--recipe", metavar="NAME", default=recipe, help=text)
     text = "small, base or large, of a recipe with sizes (default: from the encoder's width)"
@@ -88,8 +78,10 @@ def add_arguments(
 
     add("--parallel", type=int, metavar="N", default=1, help="concurrent runs on the CPU; each GPU runs one at a time")
     add("--cpu", action="store_true", help="do not use GPUs")
-    text = "dtype of the training; auto: as in the results in OUT, and for new ones bf16 where the CPU, or every GPU, "
-    text += "has fast bfloat16 products, else float32; fp16 needs a GPU"
+    text = (
+        "dtype of the training; auto: bf16 where the CPU, or every GPU, has fast bfloat16 products, else float32; fp16 "
+    )
+    text += "needs a GPU"
     add("--precision", choices=PRECISIONS, default="float32", help=text)
     text = "keep all checkpoints of every run, not only the weights of each task's best run"
     add("--keep-checkpoints", action="store_true", help=text)
@@ -133,11 +125,6 @@ def check_prediction(arguments: argparse.Namespace, *used: str) -> None:
         raise UserError(
             f"--checkpoint {arguments.checkpoint}: no such file or folder: give the --out of the command that trained"
         )
-
-
-def check_baseline(arguments: argparse.Namespace) -> None:
-    if arguments.from_scratch and arguments.baseline:
-        raise UserError("--baseline compares with pretrained weights, --from-scratch has none: leave one of them out")
 
 
 def check_data(arguments: argparse.Namespace, needs_dev: bool = True) -> None:

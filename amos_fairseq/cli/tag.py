@@ -14,7 +14,7 @@ Fine-tune a checkpoint of this package on a column of labeled words (parts of sp
 fairseq-train process per seed, one at a time on each GPU. The command prints and saves medians and standard deviations of
 accuracy or, for labels that mark spans, span F1 (tagging.md, tagging.csv and tagging.json in OUT); each run also has its
 predictions.
-Several columns may share one OUT and then one table; given as --data A B they are learned together, by one model. With --views
+Several columns, given as --data A B, are learned together, by one model. With --views
 the model also learns from sentences without labels (cross-view training). After a stop the same command continues. Raw files
 are converted with the tokenizer of the checkpoint, once; OUT/data keeps the result. With --predict the run that is best on dev
 labels the words of another file.
@@ -33,7 +33,6 @@ def add_parser(subparsers: Any) -> None:
         dev_default=" (default: a tenth of the sentences of --train, at random)",
         raw_help="CoNLL-U, one word a line with its labels behind it, or a table with lists of words and labels",
         several_data=True,
-        baselines=("linear",),
         recipe="own_labels",
     )
     text = "OUT of this command as --checkpoint: write the words of FILE with the labels of its best run to the file --out; "
@@ -56,7 +55,6 @@ def run(arguments: argparse.Namespace) -> None:
         fine_tuning.check_prediction(arguments, "column", "columns")
     else:
         fine_tuning.check_data(arguments, needs_dev=False)
-    fine_tuning.check_baseline(arguments)
     if len(arguments.data or ()) < 2:
         refuse_given(arguments, ["sampling_exponent", "view_heads"], "has no effect on a single column")
     if arguments.data is not None:

@@ -1,12 +1,14 @@
-"""The process that forks trainings imports this module first: large imports, once for all trainings, and signals."""
+"""The process that forks trainings imports this module first: signals, and large imports, once for all trainings."""
 
 import os
 import signal
 
-import torch._dynamo  # noqa: F401 - torch.optim imports it when the first optimizer is made
-
-import amos_fairseq  # noqa: F401 - the plugin
-
 # Ctrl-C and `timeout` signal a whole group. The command asks its trainings to save; the process that forks them ends with it.
 os.setsid()
+signal.signal(signal.SIGINT, signal.SIG_IGN)
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
+os.environ["CUDA_VISIBLE_DEVICES"] = ""  # fairseq counts the GPUs, as the number of ranks
+
+import torch._dynamo  # noqa: E402, F401 - torch.optim imports it when the first optimizer is made
+
+import amos_fairseq  # noqa: E402, F401 - the plugin

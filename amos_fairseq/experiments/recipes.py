@@ -19,9 +19,9 @@ import itertools
 import math
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Dict, List, NamedTuple  # noqa: UP035 (OmegaConf reads these spellings)
 
 from omegaconf import MISSING, OmegaConf
 
@@ -32,9 +32,7 @@ from amos_fairseq.setting_checks import check_ranges, read_section, setting
 from amos_fairseq.strangers import read_yaml
 from amos_fairseq.text.encoding import END_ID
 
-SECTIONS = ("description", "defaults", "sizes", "tasks", "grid", "extends")
 WORDS = "tagging"  # the section of a recipe for labels of words, and for trees
-TABLES = "classification"  # for tables of texts
 FOR_VIEWS = ("view_layers", "view_heads", "view_targets", "view_confidence", "unlabeled_start")
 FOR_WORDS = ("label_smoothing", "views", *FOR_VIEWS)
 # Widths of thesis Table 5.1. A width between two of them uses the recipe of the larger size.
@@ -167,10 +165,6 @@ class Recipe:
         if task not in self.trials:
             known = ", ".join(self.trials)
             raise UserError(f"the recipe {self.name} has no settings for {task}: add it under tasks (it has {known})")
-        for name, only in {**dict.fromkeys(FOR_WORDS, WORDS), "min_updates_per_label": TABLES}.items():
-            default = getattr(Hyperparameters, name)
-            if task != only and any(getattr(trial, name) != default for trial in self.trials[task]):
-                raise UserError(f"the recipe {self.name}, {task}: {name} is for {only}: move it there")
         return self.trials[task]
 
 
@@ -187,62 +181,68 @@ def load_recipe(
     if overrides and "min_updates" in overrides:
         overrides = overrides | {"min_updates_per_label": 0}
     path = recipe_file(name)
-    content = _with_numbers(_read(path, name), width)
-    sizes = _section(content, "sizes", path)
-    for each, values in sizes.items():
-        if each not in SIZE_WIDTHS or not values.keys() <= {"defaults", "tasks"}:
-            raise UserError(f"{path}: sizes: {each} must be small, base or large, with defaults and tasks alone")
-    of_size = sizes.get(size, {})
-    size_tasks = _section(of_size, "tasks", path)
-    for_all = [_mapping(content, "defaults", path), {"grid": content.get("grid")}, _mapping(of_size, "defaults", path)]
+    content = _read_sections(path, name, width)
+    sizes = content["sizes"]
+    if unknown := sizes.keys() - SIZE_WIDTHS:
+        raise UserError(f"{path}: sizes: {unknown.pop()} must be small, base or large")
+    of_size = sizes.get(size, {"defaults": {}, "tasks": {}})
+    for_all = [content["defaults"], {"grid": content["grid"]}, of_size["defaults"]]
     trials = {
-        task: _trials([*for_all, settings, size_tasks.get(task, {}), overrides or {}], f"{path}, {task}")
-        for task, settings in _section(content, "tasks", path).items()
+        task: _trials([*for_all, settings, of_size["tasks"].get(task, {}), overrides or {}], f"{path}, {task}")
+        for task, settings in content["tasks"].items()
     }
-    return Recipe(name, str(content.get("description", name)), size if of_size else "", trials)
+    return Recipe(name, content["description"] or name, size if size in sizes else "", trials)
 
 
-def _read(path: Path, name: str) -> dict[str, Any]:
+@dataclass
+class SizeSection:
+    defaults: Dict[str, Any] = field(default_factory=dict)  # noqa: UP006
+    tasks: Dict[str, Dict[str, Any]] = field(default_factory=dict)  # noqa: UP006
+
+
+@dataclass
+class RecipeFile:
+    """The sections of a YAML file; see the top of this module."""
+
+    tasks: Dict[str, Dict[str, Any]] = MISSING  # noqa: UP006
+    description: str = ""
+    defaults: Dict[str, Any] = field(default_factory=dict)  # noqa: UP006
+    sizes: Dict[str, SizeSection] = field(default_factory=dict)  # noqa: UP006
+    grid: Dict[str, List[Any]] = field(default_factory=dict)  # noqa: UP006
+    extends: str = ""
+
+
+def _read_sections(path: Path, name: str, width: int) -> dict[str, Any]:
+    """Return the sections of a recipe, those that it extends among them, with the numbers for an encoder of this width."""
     content = read_yaml(path, "correct the recipe")
-    if isinstance(content, dict) and "extends" in content:
-        base = str(content["extends"])
-        if base == name or base not in recipe_names():
-            known = ", ".join(recipe_names())
-            raise UserError(f"{path}: extends must name a built-in recipe, one of {known}, not {base}")
-        inherited = _read(RECIPES / f"{base}.yaml", base)
-        own = _mapping(content, "defaults", path).keys() | _mapping(content, "grid", path).keys()
-        tasks = _section(content, "tasks", path)
-        for size, values in inherited.get("sizes", {}).items() if "sizes" not in content else ():
-            hidden = sorted(values.get("defaults", {}).keys() & own)
-            for task, of_size in values.get("tasks", {}).items():
-                hidden += [f"{name} of {task}" for name in sorted(of_size.keys() & tasks.get(task, {}).keys())]
-            if hidden:
-                raise UserError(
-                    f"{path}: it sets {hidden[0]}, but the sizes of {base} set it too, here for {size} models, and would win: "
-                    "give sizes as well, such as 'sizes: {}'"
-                )
-        content = inherited | content
-    if not isinstance(content, dict) or not content.get("tasks"):
-        raise UserError(f"{path} is not a recipe: it needs the section tasks and may only have {', '.join(SECTIONS)}")
-    unknown = [str(name) for name in content if name not in SECTIONS]
-    if unknown:
-        raise UserError(
-            f"{path}: {', '.join(unknown)} is no section of a recipe ({', '.join(SECTIONS)}); settings of one task "
-            "are in tasks, as in 'tasks: {tagging: {lr: 1.0e-4}}'"
-        )
-    return content
+    content = content if isinstance(content, dict) else {}
+    own = OmegaConf.to_container(read_section(f"{path}: recipe", RecipeFile, _with_numbers(content, width)))
+    base = own["extends"]
+    if not base:
+        if own["tasks"] == MISSING:
+            raise UserError(f"{path} is not a recipe: it needs the section tasks, or extends")
+        return own
+    if base == name or base not in recipe_names():
+        known = ", ".join(recipe_names())
+        raise UserError(f"{path}: extends must name a built-in recipe, one of {known}, not {base}")
+    inherited = _read_sections(RECIPES / f"{base}.yaml", base, width)
+    if "sizes" not in content:
+        _check_sizes_of_base(path, base, inherited["sizes"], own)
+    return inherited | {section: own[section] for section in content}
 
 
-def _section(content: dict[str, Any], name: str, path: Path) -> dict[str, Any]:
-    section = _mapping(content, name, path)
-    return {key: _mapping(section, key, path) for key in section}
-
-
-def _mapping(content: dict[str, Any], name: str, where: object) -> dict[str, Any]:
-    mapping = content.get(name) or {}
-    if not isinstance(mapping, dict):
-        raise UserError(f"{where}: {name} must map names to settings, such as 'CoLA: {{lr: 2.0e-5}}'")
-    return mapping
+def _check_sizes_of_base(path: Path, base: str, sizes: dict[str, Any], own: dict[str, Any]) -> None:
+    """Refuse values of a recipe that those for a size in its base would replace."""
+    tasks = {} if own["tasks"] == MISSING else own["tasks"]
+    for size, section in sizes.items():
+        hidden = sorted(section["defaults"].keys() & (own["defaults"].keys() | own["grid"].keys()))
+        for task, values in section["tasks"].items():
+            hidden += [f"{name} of {task}" for name in sorted(values.keys() & tasks.get(task, {}).keys())]
+        if hidden:
+            raise UserError(
+                f"{path}: it sets {hidden[0]}, but the sizes of {base} set it too, here for {size} models, and would win: "
+                "give sizes as well, such as 'sizes: {}'"
+            )
 
 
 def _trials(layers: list[dict[str, Any]], where: str) -> tuple[Hyperparameters, ...]:
@@ -253,12 +253,9 @@ def _trials(layers: list[dict[str, Any]], where: str) -> tuple[Hyperparameters, 
     for layer in layers:
         values = {name: value for name, value in layer.items() if name != "grid"}
         fixed |= values
-        grid = {
-            name: choices for name, choices in (grid | _mapping(layer, "grid", where)).items() if name not in values
-        }
-    for name, choices in grid.items():
-        if not isinstance(choices, list) or not choices:
-            raise UserError(f"{where}: the grid's {name} must be a list of values")
+        own_grid = read_section(where, RecipeFile, {"grid": layer.get("grid") or {}}).grid  # of a task, too
+        grid |= OmegaConf.to_container(own_grid)
+        grid = {name: choices for name, choices in grid.items() if choices and name not in values}
     fixed |= {name: choices[0] for name, choices in grid.items()}
     first = _hyperparameters(fixed, where)
     # Each value is read once: AMOS's grid has 912 combinations.

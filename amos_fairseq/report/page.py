@@ -60,8 +60,7 @@ def sort_folders(paths: Iterable[str]) -> Folders:
     """Read the results of fine-tuning and probing in these folders, and find those of runs; one given twice counts once."""
     folders = Folders()
     for path in dict.fromkeys(map(Path, paths)):
-        hint = "repeat the command that wrote it"
-        summaries = [read_summary(path / f"{name}.json", hint, optional=True) for name in BENCHMARKS]
+        summaries = [read_summary(path, name, "the command of fine-tuning") for name in BENCHMARKS]
         if is_run(path):
             folders.runs.append(path)
         elif any(summaries):
@@ -197,7 +196,7 @@ def results_section(results: Sequence[tuple[Path, Summary]]) -> Section | None:
     names = distinct_names([path for path, _ in results])
     by_benchmark: dict[str, dict[str, Summary]] = {}
     for name, (_, summary) in zip(names, results, strict=True):
-        row = f"{name} ({summary.checkpoint.parent.name}, {summary.weights})"
+        row = f"{name} ({summary.save_dir.name}, {summary.weights})"
         by_benchmark.setdefault(summary.benchmark, {})[row] = summary
     section = Section("results", "Fine-tuning results", "AMOS Table 1")
     for benchmark, summaries in by_benchmark.items():
@@ -219,10 +218,9 @@ def scores_table(title: str, summaries: dict[str, Summary]) -> Table:
 
 def main_scores(summary: Summary) -> dict[str, Spread]:
     """Return the main score of each task by column, such as "RTE" or "CoLA (matthews)"."""
-    spreads = summary.spreads
     return {
-        task if score == "accuracy" else f"{task} ({score})": spreads[task][score]
-        for task, score in summary.main_scores.items()
+        task if of_task.main_score == "accuracy" else f"{task} ({of_task.main_score})": of_task.main
+        for task, of_task in summary.tasks.items()
     }
 
 

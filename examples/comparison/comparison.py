@@ -10,15 +10,13 @@ from omegaconf import DictConfig
 from runs import FineTuning, Pretraining, Runner, measure_seconds_per_update
 
 from amos_fairseq.downstream.texts.command import read_text_data
-from amos_fairseq.errors import UserError
-from amos_fairseq.experiments.benchmark import LOG_FILE
+from amos_fairseq.errors import UserError, explain_os_errors
 from amos_fairseq.experiments.records import read_record, write_record
-from amos_fairseq.experiments.runner import RunFailed
-from amos_fairseq.experiments.session import claim_output_directory, find_devices
+from amos_fairseq.experiments.runner import LOG_FILE, RunFailed, find_devices
 from amos_fairseq.files import directory_sha256, file_sha256
 
 NAME = "comparison"
-PLAN_FILE = "plan.json"
+PLAN_FILE, SETUP_FILE = "plan.json", "setup.json"
 
 
 class Comparison:
@@ -84,7 +82,12 @@ class Comparison:
             "settings": self.preset.settings,
             "dictionary_sha256": file_sha256(self.first_shard / "dict.txt"),
         }
-        claim_output_directory(self.out, NAME, setup)
+        file, this_command = self.out / SETUP_FILE, "this command in another OUT"
+        if read_record(file, dict, "the settings of a comparison", this_command) not in (None, setup):
+            raise UserError(f"{self.out} holds a comparison with other settings ({file}): give another OUT")
+        with explain_os_errors(f"{self.out} cannot be written", ": give another OUT"):
+            self.out.mkdir(parents=True, exist_ok=True)
+            write_record(file, setup)
 
     def plan(self, runner: Runner) -> None:
         """Choose the number of updates of every entry, and check existing runs.
@@ -106,7 +109,7 @@ class Comparison:
         """Return the seconds of an update, measured once: the length of a run must not change between calls."""
         file = self.out / entry.name / PLAN_FILE
         self.claim()
-        plan = read_record(file, "delete it, and the updates are timed again", optional=True)
+        plan = read_record(file, dict, "the seconds of an update", "this command, after you have removed it")
         if plan is None:
             settings, directory = self._settings(entry, PARTS), self.out / entry.name / "timing"
             try:

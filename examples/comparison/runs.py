@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from budgets import SHARES, update_at
 from entries import Entry, hydra_overrides
@@ -19,9 +19,8 @@ from tqdm import tqdm
 
 from amos_fairseq.checkpoint_files import read_header
 from amos_fairseq.errors import INTERRUPTED, REQUEUE, UserError
-from amos_fairseq.experiments.benchmark import Stopped
 from amos_fairseq.experiments.records import RunResult, read_results
-from amos_fairseq.experiments.runner import PACKAGE, environment, train, training_seconds
+from amos_fairseq.experiments.runner import PACKAGE, Stopped, environment, train, training_seconds
 from amos_fairseq.python_process import python_command
 from amos_fairseq.recipes.composition import RECIPES
 from amos_fairseq.run.metrics_file import read_records
@@ -89,11 +88,12 @@ class Runner:
             _move(bar, total)
 
 
-def start_process(command: list[str], variables: dict[str, str], log: BinaryIO) -> subprocess.Popen:
+def start_process(command: list[str], variables: dict[str, str], log: Path) -> subprocess.Popen:
     """Start a command in a process and session of its own; it ends with its standard input, a pipe from this process."""
-    return subprocess.Popen(
-        command, env=variables, stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True
-    )
+    with log.open("ab") as output:
+        return subprocess.Popen(
+            command, env=variables, stdin=subprocess.PIPE, stdout=output, stderr=output, start_new_session=True
+        )
 
 
 def _move(bar: tqdm, position: int) -> None:

@@ -19,7 +19,7 @@ from amos_fairseq.downstream.spans import command as squad
 from amos_fairseq.downstream.texts.glue import command as glue
 from amos_fairseq.downstream.words import command as tagging
 from amos_fairseq.downstream.words.dataset import Column
-from amos_fairseq.experiments.benchmark import Benchmark
+from amos_fairseq.experiments.runner import Benchmark
 
 COMMANDS = (glue, squad, tagging)
 
@@ -63,7 +63,7 @@ def planned(start: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Bench
         found: list[Benchmark] = []
         with monkeypatch.context() as patched:
             for module in COMMANDS:
-                patched.setattr(module, "run_and_print", lambda out, benchmark: found.append(benchmark))
+                patched.setattr(module, "run_and_print", found.append)
             main([command, "--checkpoint", str(start), "--out", str(out), "--cpu", *map(str, flags)])
         return found[0]
 
@@ -158,4 +158,4 @@ def test_what_cannot_be_used_is_refused_in_one_line(start, tmp_path, capsys) -> 
     bare = shutil.copytree(start, tmp_path / "bare", ignore=shutil.ignore_patterns("tokenizer"))
     arguments = ["tag", "--checkpoint", bare, "--out", tmp_path / "out", "--cpu", "--train", raw, "--dev", raw]
     line = error_line(capsys, main, *arguments, reports_progress=True)
-    assert "converted with the tokenizer beside the checkpoint" in line
+    assert "bare/tokenizer is not a directory: give the tokenizer directory of a corpus or of a run" in line

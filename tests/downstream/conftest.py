@@ -23,7 +23,7 @@ from amos_fairseq.downstream.model import TEXT_HEAD, TextModel
 from amos_fairseq.downstream.texts.dataset import head_outputs
 from amos_fairseq.downstream.texts.glue.command import GlueOptions, open_glue
 from amos_fairseq.experiments import runner as runner_module
-from amos_fairseq.experiments.runner import run_benchmark
+from amos_fairseq.experiments.table import run_benchmark
 
 
 @pytest.fixture(scope="session")
@@ -53,7 +53,7 @@ def fake_training(start, monkeypatch):
     def flag(command, name, default=None):
         return command[command.index(name) + 1] if name in command else default
 
-    def train(command, directory, variables, stop, report, start):
+    def train(command, directory, variables, stop, report):
         commands.append(command)
         state = read_state(checkpoint)
         cfg = argparse.Namespace(**state["cfg"]["model"])

@@ -11,8 +11,7 @@ from forked_command import IMPORTED, ForkedCommand
 from tiny_runs import ROOT
 from waiting import wait_until
 
-from amos_fairseq.experiments.benchmark import Stopped
-from amos_fairseq.experiments.runner import RunFailed, environment, train, variables_of_server
+from amos_fairseq.experiments.runner import RunFailed, Stopped, environment, train
 
 SAVES = """\
 import signal, sys, time
@@ -118,7 +117,6 @@ def test_variables_of_a_training(monkeypatch):
     assert environment("cpu", 1)["CUDA_VISIBLE_DEVICES"] == ""
     assert "WORLD_SIZE" not in environment("cuda:1", 2)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    assert environment("cpu", 3)["OMP_NUM_THREADS"] == variables_of_server(["cpu"] * 3)["OMP_NUM_THREADS"] == "2"
+    assert environment("cpu", 3)["OMP_NUM_THREADS"] == "2"
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
     assert environment("cpu", 3)["OMP_NUM_THREADS"] == "7"
-    assert "OMP_NUM_THREADS" not in variables_of_server(["cpu"] * 3)

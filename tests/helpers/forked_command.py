@@ -16,9 +16,10 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, redirect_stderr, redirect_stdout, suppress
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from unittest import mock
 
 from tiny_runs import ROOT, environment  # not the plugin: the new process imports this file, too
 
@@ -43,10 +44,11 @@ class ForkedCommand(python_process.ForkedCommand):
         self, module: str, arguments: Sequence[str], cwd: Path, *outputs: Path, env: Mapping[str, str] | None = None
     ) -> None:
         multiprocessing.set_forkserver_preload(IMPORTED)
-        self.cwd, variables = str(cwd), environment(dict(env or {}))
-        with ExitStack() as files:
-            out, *err = (files.enter_context(path.open("ab")) for path in outputs)
-            super().__init__([module, *arguments], variables, out, *err, server_variables=environment())
+        self.cwd = str(cwd)
+        for path in outputs:
+            path.touch()  # it is read before the process has opened it
+        with mock.patch.dict(os.environ, environment()):  # of the server, if this is the first command
+            super().__init__([module, *arguments], environment(dict(env or {})), *outputs)
 
     def kill_group(self) -> None:
         with suppress(ProcessLookupError):

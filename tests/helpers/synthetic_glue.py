@@ -14,7 +14,7 @@ from saved_models import small_tokenizer, write_checkpoint
 
 from amos_fairseq.downstream.texts.glue.tasks import AVERAGED, TASKS
 from amos_fairseq.downstream.texts.prepare import write_task
-from amos_fairseq.experiments.session import Session, session_from
+from amos_fairseq.experiments.runner import Session, session_from
 from amos_fairseq.inputs.labels import LabelSpace
 from amos_fairseq.inputs.rows import LabeledRows
 from amos_fairseq.text.tokenization import load_tokenizer
@@ -188,7 +188,7 @@ def session(start: Path, out: Path, name: str = "glue", **options: Any) -> Sessi
     """The session of a command for the benchmark ``name``: recipe ``amos`` on the CPU, two seeds, other ``options`` by name."""
     defaults = {"recipe": "amos", "size": None, "seeds": 2, "from_scratch": False, "cpu": True, "parallel": 1}
     defaults |= {"precision": "float32", "keep_checkpoints": False, "subcommand": name}
-    return session_from(Namespace(checkpoint=str(start), out=str(out), **(defaults | options)), name)
+    return session_from(Namespace(checkpoint=str(start), out=str(out), **(defaults | options)))
 
 
 def write_pretraining_data(data: Path) -> None:

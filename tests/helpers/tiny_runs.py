@@ -18,6 +18,12 @@ TINY_RUN = shlex.split(
 )
 
 
+def run_of(out: Path, task: str, seed: int = 1) -> Path:
+    """The directory of a fine-tuning run, where a command with one set of settings wrote OUT."""
+    (directory,) = (out / "runs" / task).glob(f"*/seed{seed}")
+    return directory
+
+
 def environment(extra: dict[str, str] | None = None) -> dict[str, str]:
     """One thread per process: tests run beside each other, and sums then have one order.
 

@@ -10,6 +10,7 @@ import pytest
 from forked_command import run_main
 from interrupted_run import BackgroundRun
 from synthetic_glue import write_glue, write_pretrained_checkpoint
+from tiny_runs import run_of
 
 from amos_fairseq.checkpoints.read import read_state
 from amos_fairseq.cli.main import main
@@ -44,10 +45,13 @@ def command(place: Path, out: str, tasks: str, *flags: str) -> list[str]:
 
 @pytest.mark.slow
 def test_two_tasks_stopped_and_continued(place):
-    first = place / "out" / "runs" / "CoLA" / "seed1"
+    def updates() -> list[int]:
+        return [one["update"] for folder in place.glob("out/runs/CoLA/*/seed1") for one in read_records(folder)]
+
     start = [sys.executable, "-m", "amos_start"]
     run = BackgroundRun([*start, *command(place, "out", "CoLA,STS-B")], place / "stopped.log")
-    run.wait_until(lambda: any(record["update"] >= 3 for record in read_records(first)))
+    run.wait_until(lambda: max(updates(), default=0) >= 3)
+    first = run_of(place / "out", "CoLA")
     run.process.send_signal(signal.SIGINT)
     assert run.exit_code() == 130, run.text()[-3000:]
     assert "stopped; finished runs are in" in run.text()
@@ -75,7 +79,7 @@ def check_against_validation(directory: Path, run: dict, key: str) -> None:
     """The score of the kept checkpoint is the best that validation saw after an epoch; it rounds to four digits."""
     lines = map(json.loads, (directory / "metrics.jsonl").read_text(encoding="utf-8").splitlines())
     seen = [line[key] for line in lines if line["split"] == "valid" and line[key] is not None]
-    assert len(seen) == run["identity"]["settings"]["epochs"]
+    assert len(seen) == run["settings"]["hyperparameters"]["epochs"]
     assert run["scores"][run["main_score"]] == pytest.approx(max(seen), abs=1e-4)
 
 
@@ -85,7 +89,7 @@ def check_interruption_left_no_trace(place: Path, run: dict) -> None:
     assert alone.returncode == 0, alone.stderr[-3000:]
     (undisturbed,) = json.loads((place / "alone" / "glue.json").read_text(encoding="utf-8"))["runs"]
     assert (undisturbed["scores"], undisturbed["epoch"]) == (run["scores"], run["epoch"])
-    files = [place / out / "runs/CoLA/seed1/predictions.valid.tsv" for out in ("out", "alone")]
+    files = [run_of(place / out, "CoLA") / "predictions.valid.tsv" for out in ("out", "alone")]
     assert files[0].read_bytes() == files[1].read_bytes()
 
 
@@ -94,7 +98,7 @@ def test_random_weights_and_the_archive_of_the_leaderboard(place):
     done = run_main(main, *command(place, "scratch", "STS-B", "--from-scratch", "--write-test"))
     assert done.returncode == 0, done.stderr[-3000:]
     assert "(random weights)" in done.stdout
-    log = (place / "scratch" / "runs" / "STS-B" / "seed1" / "train.log").read_text(encoding="utf-8")
+    log = (run_of(place / "scratch", "STS-B") / "train.log").read_text(encoding="utf-8")
     assert "loaded pretrained" not in log.lower()
     with zipfile.ZipFile(place / "scratch" / "glue_submission.zip") as archive:
         header, *rows = archive.read("STS-B.tsv").decode().splitlines()

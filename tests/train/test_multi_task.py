@@ -13,6 +13,7 @@ import transformers
 from forked_command import run_command, run_main
 from interrupted_run import BackgroundRun, assert_same_bits, assert_same_run, num_updates, run_to_end
 from synthetic_glue import WORDS, write_glue, write_pretrained_checkpoint
+from tiny_runs import run_of
 
 import amos_fairseq
 from amos_fairseq.checkpoints.read import load_checkpoint, read_state
@@ -32,7 +33,6 @@ sizes: {}
 tasks: {RTE: {}, CoLA: {}, STS-B: {}, classification: {}, multi: {epochs: 3, batch_size: 16}}
 """
 TASKS = ("CoLA", "RTE", "STS-B")
-BAM_RUN = Path("runs") / "multi" / "seed1"
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +109,7 @@ def test_single_teachers_teach_one_model_of_all_tasks(place, tmp_path, capsys):
     assert "taught by single, each seed by the same seed; weight of the labels: from 0 to 1 over the updates" in table
     columns = [cell.strip() for cell in table.splitlines()[2].split("|")[1:-1]]
     assert columns == ["", "RTE", "STS-B (Spearman)", "animals (micro-F1)", "AVG of 2"]
-    run = place / "bam" / BAM_RUN
+    run = run_of(place / "bam", "multi")
     log = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     # 3 tasks of 30 rows, 3 epochs: 270 rows in updates of 16.
     assert log[-1]["update"] == 16
@@ -118,7 +118,7 @@ def test_single_teachers_teach_one_model_of_all_tasks(place, tmp_path, capsys):
     names = {"RTE": ["entailment", "not_entailment"], "STS-B": ["score"], "animals": ["dog", "fox"]}
     expected = []
     for task, columns in names.items():
-        lines = (place / "single" / "runs" / task / "seed1" / "train" / f"{task}.tsv").read_text().splitlines()
+        lines = (run_of(place / "single", task) / "train" / f"{task}.tsv").read_text().splitlines()
         assert lines[0].split("\t") == ["index", *columns]
         assert len(lines) == 31
         expected += [float(value) for line in lines[1:] for value in line.split("\t")[1:]]

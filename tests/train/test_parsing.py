@@ -10,6 +10,7 @@ import pytest
 from failures import error_line
 from forked_command import run_main
 from synthetic_squad import untrained_checkpoint
+from tiny_runs import run_of
 
 import amos_fairseq
 from amos_fairseq.checkpoints.read import load_checkpoint
@@ -25,7 +26,6 @@ RECIPE = """\
 defaults: {lr: 3.0e-3, epochs: 12, batch_size: 8, warmup: 0.1, dropout: 0, attention_dropout: 0, checkpoint: best}
 tasks: {tagging: {}}
 """
-RUN = Path("runs") / "parsing" / "seed1"
 
 
 def write_treebank(path: Path, count: int, seed: int) -> None:
@@ -80,7 +80,7 @@ def test_trees_of_a_grammar_are_learned(place, tmp_path, capsys):
     table = (place / "out" / "parsing.md").read_text()
     assert "the previous word as head (dep)" in table, "no word but punctuation has such a head"
     assert "the next word as head (amod)" in table
-    files = (place / "dev.conllu", place / "out" / RUN / "predictions.conllu")
+    files = (place / "dev.conllu", run_of(place / "out", "parsing") / "predictions.conllu")
     gold, found = (read_conllu(file).sentences for file in files)
     assert [one.words for one in found] == [one.words for one in gold]
     pairs = [
@@ -89,18 +89,21 @@ def test_trees_of_a_grammar_are_learned(place, tmp_path, capsys):
         for own, true in zip(one.columns["head"], other.columns["head"], strict=True)
     ]
     assert 100 * sum(own == true for own, true in pairs) / len(pairs) == pytest.approx(scores["uas"]["median"])
-    log = [json.loads(line) for line in (place / "out" / RUN / "metrics.jsonl").read_text().splitlines()]
+    log = [json.loads(line) for line in (run_of(place / "out", "parsing") / "metrics.jsonl").read_text().splitlines()]
     assert log[-1]["las"] > 90
-    assert amos_fairseq.load(place / "out" / RUN / "checkpoint_best.pt")(["the dog"]).pooled().shape == (1, 64)
+    assert amos_fairseq.load(run_of(place / "out", "parsing") / "checkpoint_best.pt")(["the dog"]).pooled().shape == (
+        1,
+        64,
+    )
     files = ["--predict", place / "dev.conllu", "--out", tmp_path / "t"]
     main(["parse", "--checkpoint", str(place / "out"), *map(str, files), "--cpu"])
-    assert (tmp_path / "t").read_bytes() == (place / "out" / RUN / "predictions.conllu").read_bytes()
+    assert (tmp_path / "t").read_bytes() == (run_of(place / "out", "parsing") / "predictions.conllu").read_bytes()
     # Without the prepared data: the checkpoint says how the words were joined.
     shutil.copytree(place / "out", tmp_path / "moved", ignore=shutil.ignore_patterns("data"))
     (tmp_path / "t").unlink()
     main(["parse", "--checkpoint", str(tmp_path / "moved"), *map(str, files), "--cpu"])
-    assert (tmp_path / "t").read_bytes() == (place / "out" / RUN / "predictions.conllu").read_bytes()
-    assert load_checkpoint(place / "out" / RUN / "checkpoint_best.pt").head("dependency_trees").raw_text
+    assert (tmp_path / "t").read_bytes() == (run_of(place / "out", "parsing") / "predictions.conllu").read_bytes()
+    assert load_checkpoint(run_of(place / "out", "parsing") / "checkpoint_best.pt").head("dependency_trees").raw_text
     treebank = read_conllu(place / "dev.conllu")
     texts = [
         [join_words(one.words, one.spaces) for one in joined_as_in_training(treebank, raw_text)]
@@ -116,7 +119,7 @@ def test_trees_of_a_grammar_are_learned(place, tmp_path, capsys):
     (last,) = re.findall(r"1 sentences; the last ([0-9]+) words of 1 sentences of more", capsys.readouterr().out)
     [tree] = read_conllu(tmp_path / "t").sentences
     assert tree.columns["deprel"][-int(last) :] == ["dep"] * int(last)
-    checkpoint = place / "out" / RUN / "checkpoint_best.pt"
+    checkpoint = run_of(place / "out", "parsing") / "checkpoint_best.pt"
     assert "--part encoder" in error_line(capsys, main, "export", checkpoint, tmp_path / "hf", reports_progress=True)
     main(["export", str(checkpoint), str(tmp_path / "hf"), "--part", "encoder", "--no-check"])
     assert (tmp_path / "hf" / "config.json").is_file()
@@ -128,13 +131,15 @@ def test_trees_are_learned_from_few_and_sentences_without(place, tmp_path):
     flags = ["--labeled", 20, "--unlabeled", "rest", "--views", views, "--view-layers", "all"]
     done = run_main(main, *command(place, tmp_path / "out", *flags))
     assert done.returncode == 0, done.stderr[-3000:]
-    log = [json.loads(line) for line in (tmp_path / "out" / RUN / "metrics.jsonl").read_text().splitlines()]
+    log = [
+        json.loads(line) for line in (run_of(tmp_path / "out", "parsing") / "metrics.jsonl").read_text().splitlines()
+    ]
     trained = [line for line in log if line["split"] == "train" and "cvt_loss" in line]
     for view in views.split(","):
         assert 0 < trained[-1][f"kl_{view}"] < trained[0][f"kl_{view}"]
-    scores = json.loads((tmp_path / "out" / RUN / "scores.json").read_text())
+    scores = json.loads((run_of(tmp_path / "out", "parsing") / "scores.json").read_text())
     assert scores["las"] > 60  # 20 sentences of a small grammar
-    assert load_checkpoint(tmp_path / "out" / RUN / "checkpoint_best.pt").model.cross_views is None
+    assert load_checkpoint(run_of(tmp_path / "out", "parsing") / "checkpoint_best.pt").model.cross_views is None
 
 
 def test_what_cannot_be_used_is_refused_in_one_line(place, tmp_path, capsys):
@@ -153,7 +158,7 @@ def test_what_cannot_be_used_is_refused_in_one_line(place, tmp_path, capsys):
     for flags, message in (
         (["--train", place / "train.conllu"], "give the treebanks as --train FILE --dev FILE"),
         (["--predict", place / "dev.conllu", "--lr", "1"], "--lr has no effect with --predict"),
-        (["--predict", place / "dev.conllu"], "has no finished run of amos parse"),
+        (["--predict", place / "dev.conllu"], "has no parsing.json: give the --out of amos parse"),
     ):
         assert message in error_line(capsys, main, *start, *flags, reports_progress=True)
     one = re.sub(r"\t(det|amod|nsubj|obj:any|punct)\t", "\troot\t", text)

@@ -8,6 +8,7 @@ from failures import error_line
 from forked_command import run_main
 from synthetic_squad import untrained_checkpoint
 from synthetic_tagging import make_sentences, prepare_tagging, write_columns, write_conllu
+from tiny_runs import run_of
 
 from amos_fairseq.cli.main import main
 
@@ -19,7 +20,6 @@ tasks: {tagging: {}}
 """
 # The long sentences have more tokens.
 MAX_POSITIONS = 40
-RUN = Path("runs") / "tagging-ner" / "seed1"
 
 
 @pytest.fixture(scope="module")
@@ -31,8 +31,8 @@ def place(tmp_path_factory) -> Path:
     return directory
 
 
-def run(place: Path, *data: object) -> str:
-    given = ["--checkpoint", place / "start", *data, "--out", place / "out"]
+def run(place: Path, *data: object, out: str = "out") -> str:
+    given = ["--checkpoint", place / "start", *data, "--out", place / out]
     given += ["--recipe", place / "recipe.yaml", "--seeds", "1", "--cpu"]
     result = run_main(main, "tag", *given)
     assert result.returncode == 0, result.stderr[-3000:]
@@ -41,7 +41,7 @@ def run(place: Path, *data: object) -> str:
 
 @pytest.fixture(scope="module")
 def learned(place) -> str:
-    return run(place, "--data", place / "data", "--baseline", "linear")
+    return run(place, "--data", place / "data")
 
 
 def predictions(file: Path) -> list[list[list[str]]]:
@@ -50,48 +50,49 @@ def predictions(file: Path) -> list[list[list[str]]]:
 
 
 def test_entities_and_parts_of_speech_are_learned(place, learned):
-    """Read words are learned; cut ones are counted, reported and wrong. Two columns, one of raw files, share one table."""
-    scores = json.loads((place / "out" / RUN / "scores.json").read_text())
-    rows = [row for sentence in predictions(place / "out" / RUN / "predictions.txt") for row in sentence]
+    """Read words are learned; cut ones are counted, reported and wrong. One column is of raw files."""
+    of_ner = run_of(place / "out", "tagging-ner")
+    scores = json.loads((of_ner / "scores.json").read_text())
+    rows = [row for sentence in predictions(of_ner / "predictions.txt") for row in sentence]
     words = [word for sentence in make_sentences() for word, _, _ in sentence]
     assert [row[0] for row in rows] == words
     cut = scores["words"] - scores["right_words"]
     assert 0 < cut < len(words) / 4
     # One span is cut in its middle; those behind the cut are missing.
     assert scores["right_spans"] <= scores["found_spans"] < scores["spans"]
-    log = (place / "out" / RUN / "train.log").read_text()
+    log = (of_ner / "train.log").read_text()
     assert f"{cut} words at the ends of 4 sentences are cut" in log
     assert f"{cut} of {len(words)} dev words are cut from 4 sentences of more than {MAX_POSITIONS} tokens" in learned
     validated = [line for line in log.splitlines() if "| valid |" in line][-1]
     assert f"| f1 {scores['f1']:.2f}".rstrip("0") in validated
 
+    assert "ner: synthetic" in learned
+    assert "ner: most frequent label (O)" in learned
+    assert json.loads((place / "out" / "tagging.json").read_text())["tasks"]["tagging-ner"]["main_score"] == "f1"
+
     source = place / "train.txt"
-    printed = run(place, "--train", source, "--dev", source, "--column", "pos")
-    for row in ("ner: synthetic", "ner: most frequent label (O)", "ner: linear model on frozen", "pos: most frequent"):
-        assert row in printed
-    assert "pos: synthetic" in printed
-    best = place / "out" / "runs" / "tagging-pos" / "seed1"
+    printed = run(place, "--train", source, "--dev", source, "--column", "pos", out="pos")
+    best = run_of(place / "pos", "tagging-pos")
     assert f"\nto export the run that is best on dev: amos export {best}/checkpoint_" in printed
-    summary = json.loads((place / "out" / "tagging.json").read_text())
+    summary = json.loads((place / "pos" / "tagging.json").read_text())
     accuracy = summary["tasks"]["tagging-pos"]["scores"]["accuracy"]["median"]
-    of_pos = predictions(place / "out" / "runs" / "tagging-pos" / "seed1" / "predictions.txt")
+    of_pos = predictions(best / "predictions.txt")
     gold = [[(word, pos) for word, pos, _ in sentence] for sentence in make_sentences()]
     assert [[(word, pos) for word, pos, _ in sentence] for sentence in of_pos] == gold, "labels may contain spaces"
     most = 100 * (1 - cut / len(words))
     assert most - 8 < accuracy <= most + 1e-6
-    assert summary["tasks"]["tagging-ner"]["main_score"] == "f1"
-    before = (place / "out" / RUN / "result.json").stat().st_mtime_ns
+    before = (of_ner / "result.json").stat().st_mtime_ns
     assert "1 of 1 runs are already finished" in run(place, "--data", place / "data")
-    assert (place / "out" / RUN / "result.json").stat().st_mtime_ns == before
+    assert (of_ner / "result.json").stat().st_mtime_ns == before
 
 
 def test_other_words_get_the_labels_of_the_evaluation(place, learned, tmp_path, capsys):
     """Word for word, also those that are cut, in every form of FILE; the labels in it are ignored."""
-    source, predict = place / "train.txt", ["tag", "--checkpoint", place / "out", "--cpu", "--predict"]
-    run(place, "--train", source, "--dev", source, "--column", "pos")
+    source, predict = place / "train.txt", ["tag", "--cpu", "--predict"]
+    run(place, "--train", source, "--dev", source, "--column", "pos", out="pos")
+    outs = {"ner": place / "out", "pos": place / "pos"}
     by_column = {
-        column: predictions(place / "out" / "runs" / f"tagging-{column}" / "seed1" / "predictions.txt")
-        for column in ("ner", "pos")
+        column: predictions(run_of(folder, f"tagging-{column}") / "predictions.txt") for column, folder in outs.items()
     }
     words = [[word for word, _, _ in rows] for rows in make_sentences()]
     num_cut = sum(label == "<cut>" for rows in by_column["pos"] for _, _, label in rows)
@@ -103,39 +104,40 @@ def test_other_words_get_the_labels_of_the_evaluation(place, learned, tmp_path, 
     (tmp_path / "text").write_text("".join(" ".join(rows) + "\n" for rows in words))
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps({"tokens": rows}) + "\n" for rows in words))
     for form in ("trees", "glued", "columns", "words", "text", "rows.jsonl"):
-        out = tmp_path / f"{form}.tsv"
-        main([*map(str, predict), str(tmp_path / form), "--out", str(out)])
-        expected = [
-            [[word, ner, pos] for (word, _, ner), (_, _, pos) in zip(*rows, strict=True)]
-            for rows in zip(*by_column.values(), strict=True)
-        ]
-        assert predictions(out) == expected, form
-        printed = capsys.readouterr()
-        assert f"tag: {tmp_path / form}: 40 sentences, " in printed.err
-        assert "(columns" not in printed.err
         for column, label in (("ner", "O"), ("pos", "<cut>")):
+            out = tmp_path / f"{form}.{column}.tsv"
+            main([*predict, str(tmp_path / form), "--out", str(out), "--checkpoint", str(outs[column])])
+            assert predictions(out) == [[[word, found] for word, _, found in rows] for rows in by_column[column]], form
+            printed = capsys.readouterr()
+            assert f"tag: {tmp_path / form}: 40 sentences, " in printed.err
+            assert "(columns" not in printed.err
             cut = f"the last {num_cut} words of 4 sentences of more than {MAX_POSITIONS} tokens have the label {label}"
             assert f"{out}, {column}: 40 sentences; {cut}" in printed.out
-            assert f"runs/tagging-{column}/seed1 is the best run on dev (" in printed.err
+            assert (
+                f"{run_of(outs[column], f'tagging-{column}').relative_to(outs[column])} is the best run" in printed.err
+            )
     # What is not in LABELS is counted in the last line.
     text = f"-DOCSTART- O\n\n{source.read_text()}\n\u00ad\tX\tO\nsees\tX\tO\n"
     (tmp_path / "blank").write_text(text)
-    main([*map(str, predict), str(tmp_path / "blank"), "--out", str(tmp_path / "of_blank"), "--column", "pos"])
+    blank = ["--predict", tmp_path / "blank", "--out", tmp_path / "of_blank", "--column", "pos"]
+    main(["tag", "--checkpoint", str(outs["pos"]), *map(str, blank), "--cpu"])
     *labels, last = predictions(tmp_path / "of_blank")
     assert (len(labels), [word for word, _ in last]) == (40, ["sees"])
     missing = f"2 words or rows of {tmp_path / 'blank'} are not in {tmp_path / 'of_blank'}: they look blank, or are -DOCSTART-"
     assert capsys.readouterr().out.splitlines()[-1] == missing
-    main([*map(str, predict), str(source), "--out", str(tmp_path / "pos"), "--column", "pos"])
-    assert predictions(tmp_path / "pos") == [[[word, pos] for word, _, pos in rows] for rows in by_column["pos"]]
     for flags, message in (
         ([source, "--out", out], f"{out} exists: give another --out"),
         ([source, "--out", tmp_path / "absent" / "l"], f"there is no folder {tmp_path / 'absent'}: create it"),
-        ([source, "--out", tmp_path / "l", "--column", "nerr"], "no column nerr: give --column with one of ner, pos"),
+        ([source, "--out", tmp_path / "l", "--column", "nerr"], "no column nerr: give --column with one of pos"),
         ([source, "--out", tmp_path / "l", "--lr", "1"], "--lr has no effect with --predict: leave it out"),
         ([tmp_path / "text", "--out", tmp_path / "l", "--columns", "a"], "is one sentence a line: leave it out"),
-        ([source, "--out", tmp_path / "l", "--checkpoint", tmp_path], "has no finished run of amos tag: give"),
+        (
+            [source, "--out", tmp_path / "l", "--checkpoint", tmp_path],
+            "has no tagging.json: give the --out of amos tag",
+        ),
     ):
         before = out.read_bytes()
-        assert message in error_line(capsys, main, *predict, *flags, reports_progress=True)
+        command = ["tag", "--checkpoint", outs["pos"], "--cpu", "--predict", *flags]
+        assert message in error_line(capsys, main, *command, reports_progress=True)
         assert out.read_bytes() == before
     assert not (tmp_path / "l").exists()

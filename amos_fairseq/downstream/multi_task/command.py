@@ -3,7 +3,6 @@
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from amos_fairseq.checkpoints.read import load_checkpoint
 from amos_fairseq.downstream.labeled_task import AVERAGE
@@ -14,8 +13,8 @@ from amos_fairseq.downstream.texts.glue.tasks import AVERAGED
 from amos_fairseq.downstream.texts.scores import average_score
 from amos_fairseq.downstream.texts.teachers import MULTI
 from amos_fairseq.errors import UserError
-from amos_fairseq.experiments.benchmark import BenchmarkTask, TaskRun, usable_folder
 from amos_fairseq.experiments.records import RunResult, TaskSummary, content_sha256, divide, summarize_divided
+from amos_fairseq.experiments.runner import BenchmarkTask, TaskRun, usable_folder
 
 
 class MultiTaskGlue(Glue):
@@ -43,7 +42,7 @@ class MultiTaskGlue(Glue):
     def model_name(self) -> str:
         return f"{super().model_name}, one model for all tasks"
 
-    def tables_of(self, run: TaskRun) -> list[TextData]:
+    def tables_of(self, task: str) -> list[TextData]:
         return list(self.prepared.values())
 
     def train_flags(self, run: TaskRun) -> list[str]:
@@ -58,12 +57,7 @@ class MultiTaskGlue(Glue):
             mains[name] = scores[data.main_score]
         return {AVERAGE: average_score(mains, AVERAGED)} | all_scores
 
-    def setup(self) -> dict[str, Any]:
-        more = {"multi_task": list(self.prepared), "sampling_exponent": self.options.sampling_exponent}
-        return super().setup() | more
-
     def summarize(self, results: Sequence[RunResult]) -> tuple[Sequence[RunResult], dict[str, TaskSummary]]:
         """Return a result for each task of each run. Trial and best run are those of the average."""
-        results = [result for result in results if result.task == MULTI]
         main_scores = {name: data.main_score for name, data in self.prepared.items()}
         return summarize_divided(results, lambda result: divide(result, main_scores))

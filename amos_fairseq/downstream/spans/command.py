@@ -26,11 +26,10 @@ from amos_fairseq.downstream.spans.dataset import (
 )
 from amos_fairseq.downstream.spans.prepare import prepare_squad_inside
 from amos_fairseq.errors import UserError
-from amos_fairseq.experiments.benchmark import Benchmark, BenchmarkTask, TaskRun, batches
 from amos_fairseq.experiments.recipes import different
-from amos_fairseq.experiments.records import Baselines, RunResult, Summaries, content_sha256
-from amos_fairseq.experiments.runner import run_and_print
-from amos_fairseq.experiments.session import Session, preparing, session_from
+from amos_fairseq.experiments.records import ConstantScores, RunResult, Summaries, content_sha256
+from amos_fairseq.experiments.runner import Benchmark, BenchmarkTask, Session, TaskRun, batches, session_from
+from amos_fairseq.experiments.table import run_and_print
 from amos_fairseq.files import write_text
 from amos_fairseq.inputs.question_files import OF_CHARACTERS, evaluate, fitting_units, task_name
 
@@ -59,16 +58,16 @@ class SquadSettings:
 
 
 def main(arguments: argparse.Namespace) -> None:
-    session = session_from(arguments, Squad.name)
+    session = session_from(arguments)
     settings = read_settings(arguments, session.checkpoint.max_positions)
     if settings.span_head == "joint":
         print(f"{Squad.name}: no class of Hugging Face has the joint head; --span-head independent can be exported")
     if arguments.data is not None:
         data = Path(arguments.data)
     else:
-        with preparing(session, Squad.name) as tokenizer:
+        with session.preparing() as tokenizer:
             data = prepare_squad_inside(session.out, arguments.train, arguments.dev, tokenizer)
-    run_and_print(arguments.out, open_squad(session, data, settings))
+    run_and_print(open_squad(session, data, settings))
 
 
 def read_settings(arguments: argparse.Namespace, max_positions: int) -> SquadSettings:
@@ -118,7 +117,6 @@ class Squad(Benchmark):
 
     name = trained_as = "squad"
     unit = "questions"
-    section = RECIPE_TASK
     title = "SQuAD dev"
     # Scores of write_answers; version 1.1 has only the first two.
     columns = {"em": "EM", "f1": "F1", "has_ans_f1": "HasAns F1", "no_ans_em": "NoAns EM", "best_em": "best EM"}
@@ -136,18 +134,12 @@ class Squad(Benchmark):
         decoded = predict_answers(load_checkpoint(checkpoint).model, windows, device, self.settings, stop)
         return write_answers(checkpoint.parent, split, decoded, self.settings.score_by)
 
-    def setup(self) -> dict[str, Any]:
-        return super().setup() | self.settings.as_dict()
-
-    def shows(self, task: str) -> bool:
-        return task in OFFICIAL_QUESTIONS
-
-    def constants(self) -> dict[str, Baselines]:
+    def constants(self) -> dict[str, ConstantScores]:
         """Of version 2.0: no question is answered, so that those without an answer are right."""
         examples = SquadSplit(self.data, "valid").examples
         share = 100 * sum(example.is_impossible for example in examples) / len(examples)
         scores = {"em": share, "f1": share, "has_ans_f1": 0.0, "no_ans_em": 100.0, "best_em": share}
-        return {task: Baselines(len(examples), {"no answer": scores}) for task in self.tasks if task == "SQuAD2.0"}
+        return {task: ConstantScores(len(examples), {"no answer": scores}) for task in self.tasks if task == "SQuAD2.0"}
 
     def notes(self, results: Sequence[RunResult], summaries: Summaries) -> Iterator[str]:
         windows = self.settings.windows

@@ -5,7 +5,7 @@ import dataclasses
 import os
 import shlex
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,28 +25,19 @@ from amos_fairseq.downstream.texts.dataset import (
 from amos_fairseq.downstream.texts.labeling import label_table, predict_logits, spell_predictions
 from amos_fairseq.downstream.texts.prepare import NAME, prepare_inside
 from amos_fairseq.downstream.texts.scores import SCORES, predictions_of, text_scores
-from amos_fairseq.experiments.benchmark import (
+from amos_fairseq.experiments.recipes import Hyperparameters, different
+from amos_fairseq.experiments.records import ConstantScores, RunResult, Summaries, content_sha256
+from amos_fairseq.experiments.runner import (
     Benchmark,
     BenchmarkTask,
-    Failure,
+    Session,
     TaskRun,
-    export_notice,
-    plan_runs,
-    selection_flags,
+    find_devices,
+    interruptible,
+    session_from,
     usable_folder,
 )
-from amos_fairseq.experiments.linear import FrozenInput, linear_predictions, rows_to_fit
-from amos_fairseq.experiments.recipes import Hyperparameters, different
-from amos_fairseq.experiments.records import (
-    Baselines,
-    RunResult,
-    Summaries,
-    TaskSummary,
-    check_scores,
-    content_sha256,
-)
-from amos_fairseq.experiments.runner import run_and_print, stoppable
-from amos_fairseq.experiments.session import Session, find_devices, preparing, session_from
+from amos_fairseq.experiments.table import export_notice, run_and_print
 from amos_fairseq.files import csv_lines, write_text
 from amos_fairseq.strangers import read_text
 from amos_fairseq.text.prepared_data import PREPARE_AGAIN
@@ -148,7 +139,7 @@ class TextData:
         """Return class indices [N] int64, or the values of a regression [N] float64."""
         return read_targets(self.directory, split, self.record)
 
-    def constant(self) -> Baselines:
+    def constant(self) -> ConstantScores:
         """Return the scores of a constant: the most frequent class, the labels that more than half of the training rows have,
         or the mean of their numbers."""
         train, kind = self.labels("train"), self.kind
@@ -162,16 +153,7 @@ class TextData:
             dev = self.labels(split)
             of_split = self.score(np.broadcast_to(constant, dev.shape), dev)
             scores |= {f"{name}{suffix}": value for name, value in of_split.items()}
-        return Baselines(self.record["splits"]["valid"]["rows"], {CONSTANTS[kind]: scores})
-
-    def linear(self, checkpoint: Path, max_positions: int, device: str, stop: threading.Event) -> dict[str, float]:
-        """Return the scores of a linear model on the mean states of the texts, which are framed as in pretraining."""
-        texts, dev = (self.inputs(split, max_positions, None) for split in ("train", "valid"))
-        chosen, rows = rows_to_fit(len(texts), len(texts)), range(len(dev))
-        targets = self.labels("train")[chosen, None]
-        inputs = ([FrozenInput(texts[row]) for row in chosen], targets, [FrozenInput(dev[row]) for row in rows])
-        predicted = linear_predictions(checkpoint, self.kind, *inputs, device, stop)
-        return self.score(np.concatenate(predicted), self.labels("valid"))
+        return ConstantScores(self.record["splits"]["valid"]["rows"], {CONSTANTS[kind]: scores})
 
     def score(self, predictions: np.ndarray, labels: np.ndarray) -> dict[str, float]:
         return text_scores(self.kind, predictions, labels, self.record["scores"])
@@ -221,14 +203,14 @@ class TextBenchmark(Benchmark):
     def max_positions(self) -> int:
         return self.session.checkpoint.max_positions
 
-    def tables_of(self, run: TaskRun) -> list[TextData]:
-        return [self.prepared[run.task.name]]
+    def tables_of(self, task: str) -> list[TextData]:
+        return [self.prepared[task]]
 
     def train_flags(self, run: TaskRun) -> list[str]:
-        directories = os.pathsep.join(str(data.directory) for data in self.tables_of(run))
-        return [directories, "--tokens-per-text", str(self.max_positions), *selection_flags(run.task)]
+        directories = os.pathsep.join(str(data.directory) for data in self.tables_of(run.task.name))
+        return [directories, "--tokens-per-text", str(self.max_positions), *run.task.selection_flags]
 
-    def constants(self) -> dict[str, Baselines]:
+    def constants(self) -> dict[str, ConstantScores]:
         return {name: data.constant() for name, data in self.prepared.items()}
 
     def evaluate(self, task: str, checkpoint: Path, device: str, stop: threading.Event) -> dict[str, float]:
@@ -251,7 +233,6 @@ class TextBenchmark(Benchmark):
         return scores
 
 
-RANDOM = "classification-random"  # its runs start from random weights
 HEADINGS = {"accuracy": "accuracy", "micro_f1": "micro-F1", "macro_f1": "macro-F1", "matthews": "Matthews"}
 HEADINGS |= {"spearman": "Spearman", "pearson": "Pearson", "mse": "MSE"}
 
@@ -260,13 +241,13 @@ def main(arguments: argparse.Namespace) -> None:
     if arguments.predict is not None:
         files = (Path(arguments.checkpoint), arguments.predict, Path(arguments.out))
         how_to_read = (arguments.text, arguments.no_header, arguments.csv_quotes)
-        number = stoppable(label_table, *files, *how_to_read, find_devices(arguments.cpu)[0])
+        number = interruptible(label_table, *files, *how_to_read, find_devices(arguments.cpu)[0])
         print(f"{arguments.out}: {number:,} rows")
         return
-    session = session_from(arguments, NAME)
-    with preparing(session, NAME) as tokenizer:
+    session = session_from(arguments)
+    with session.preparing() as tokenizer:
         data = prepare_inside(session.out, arguments.tables, tokenizer)
-    run_and_print(arguments.out, open_classification(session, data))
+    run_and_print(open_classification(session, data))
 
 
 def open_classification(session: Session, data: Path) -> "Classification":
@@ -281,16 +262,14 @@ def open_classification(session: Session, data: Path) -> "Classification":
     trials = different(trial.for_labels(len(record["labels"])) for trial in trials)
     notes = (*record["notes"], *prepared.notes_on_cut_rows(session.checkpoint.max_positions, separators))
     task = BenchmarkTask(NAME, prepared.num_train, prepared.main_score, prepared.sha256(), trials, notes)
-    names = [NAME, RANDOM] if "random" in session.baselines else [NAME]
-    tasks = {name: dataclasses.replace(task, name=name) for name in names}
-    return Classification(session, data, dict.fromkeys(tasks, prepared), tasks)
+    return Classification(session, data, {NAME: prepared}, {NAME: task})
 
 
 @dataclass
 class Classification(TextBenchmark):
     """Any table of texts."""
 
-    name = section = NAME
+    name = NAME
     id_column, dev_name = "line", "dev"
 
     @property
@@ -309,43 +288,16 @@ class Classification(TextBenchmark):
     def title(self) -> str:
         return f"{self.label_column}, dev"
 
-    def execute(self, execute_runs: Callable[[Sequence[TaskRun]], list[Failure]]) -> list[Failure]:
-        runs = plan_runs(self.session, [self.tasks[NAME]])
-        if RANDOM in self.tasks:
-            scratch = dataclasses.replace(self.session.checkpoint, from_scratch=True)
-            runs += plan_runs(dataclasses.replace(self.session, checkpoint=scratch), [self.tasks[RANDOM]])
-        return execute_runs(runs)
-
-    def shows(self, task: str) -> bool:
-        return task in (NAME, RANDOM)
-
-    def summarize(self, results: Sequence[RunResult]) -> tuple[Sequence[RunResult], dict[str, TaskSummary]]:
-        shown, summaries = super().summarize(results)
-        check_scores(shown, SCORES[self.kind])
-        return shown, summaries
-
     def label(self, task: str) -> str:
-        return "random weights" if task == RANDOM else self.label_column
-
-    def row_name(self, task: str, model: str) -> str:
-        return f"{self.session.checkpoint.arch} (random weights)" if task == RANDOM else model
-
-    def constants(self) -> dict[str, Baselines]:
-        return {NAME: self.prepared[NAME].constant()}
-
-    def linear_scores(self, stop: threading.Event) -> dict[str, dict[str, float]]:
-        checkpoint, device = self.session.checkpoint, self.session.devices[0]
-        return {NAME: self.prepared[NAME].linear(checkpoint.file, checkpoint.max_positions, device, stop)}
+        return self.label_column
 
     def notes(self, results: Sequence[RunResult], summaries: Summaries) -> Iterator[str]:
         if self.kind == "number":
             yield "MSE: mean squared error, in the squared unit of the label"
 
     def write_more(self, summaries: Summaries, stop: threading.Event) -> tuple[Sequence[Path], Sequence[str]]:
-        if NAME not in summaries:
-            return (), ()
         out = self.session.out
-        return (), (
-            f"to label other rows: amos classify --checkpoint {shlex.quote(str(out))} --predict FILE --out LABELS.tsv",
-            *export_notice(out, summaries[NAME].best),
+        label = (
+            f"to label other rows: amos classify --checkpoint {shlex.quote(str(out))} --predict FILE --out LABELS.tsv"
         )
+        return (), (label, export_notice(out, summaries[NAME].best))

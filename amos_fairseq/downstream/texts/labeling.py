@@ -22,8 +22,8 @@ from amos_fairseq.downstream.texts.dataset import UNKNOWN_CLASS, ShortenedTexts,
 from amos_fairseq.downstream.texts.prepare import NAME
 from amos_fairseq.downstream.texts.scores import predictions_of
 from amos_fairseq.errors import UserError
-from amos_fairseq.experiments.benchmark import batches
-from amos_fairseq.experiments.records import best_model, best_run_of
+from amos_fairseq.experiments.records import best_runs
+from amos_fairseq.experiments.runner import batches
 from amos_fairseq.files import csv_lines, explain_write_errors, whole_file
 from amos_fairseq.inputs.file_kinds import CSV, TSV, kind_of
 from amos_fairseq.inputs.input_files import TableFile
@@ -92,8 +92,8 @@ def label_table(
     """
     if out.suffix.lower() not in SUFFIXES:
         raise UserError(f"--out {out}: with --predict it is a file: give a name that ends with {', '.join(SUFFIXES)}")
-    checkpoint = best_model(results, "classify", best_run_of(results, NAME))
-    loaded = load_checkpoint(checkpoint)
+    best = best_runs(results, NAME, "amos classify")[NAME]
+    loaded = load_checkpoint(results / best.directory / best.checkpoint)
     head = loaded.head(TEXT_HEAD)
     has_no_names = kind_of(file) in (TSV, CSV) and not head.header
     table = TableFile(file, not (no_header or has_no_names), csv_quotes or head.csv_quotes, all_keys=True)

@@ -15,7 +15,7 @@ from scipy.special import expit, softmax
 from amos_fairseq.downstream.texts.command import TextData
 from amos_fairseq.downstream.texts.task import ANNEALED, gold_weight_of
 from amos_fairseq.errors import UserError
-from amos_fairseq.experiments.records import content_sha256, read_results, summarize
+from amos_fairseq.experiments.records import content_sha256, read_summary
 from amos_fairseq.files import file_sha256, json_text, write_text
 from amos_fairseq.inputs.input_files import TableFile
 from amos_fairseq.strangers import finite_number, read_json
@@ -132,11 +132,6 @@ class Teachers:
         read = {data.name: [sha256 for _, sha256 in self._predictions_for(data, seed)] for data in tasks}
         return {"gold_weight": self.gold_weight, "teachers_sha256": content_sha256(read)}
 
-    @property
-    def settings(self) -> dict[str, Any]:
-        """What all runs with these teachers share, as plain values."""
-        return {"folder": self.folder.name, "ensemble": self.ensemble, "gold_weight": self.gold_weight}
-
     def note(self) -> str:
         weight = "from 0 to 1 over the updates" if self.gold_weight == ANNEALED else self.gold_weight
         which = "the mean of all seeds" if self.ensemble else "each seed by the same seed"
@@ -148,14 +143,11 @@ class Teachers:
 def read_teachers(folder: Path, gold_weight: str | None, ensemble: bool = False) -> Teachers:
     """Find the teachers in ``--out`` of ``amos glue --write-train``, or in a folder of ``TASK.tsv``."""
     weight = ANNEALED if gold_weight in (None, ANNEALED) else str(gold_weight_of(gold_weight))
-    results, files = read_results(folder), {}
-    summaries = summarize(results)
-    for result in results:
-        if result.trial == summaries[result.task].trial:
-            for file in sorted((folder / result.directory / FOLDER).glob("*.tsv")):
-                # The model of a single task is preferred to that of all tasks.
-                if result.task == file.stem or file.stem not in summaries:
-                    files.setdefault(file.stem, {})[result.seed] = file
+    summary, files = read_summary(folder, "glue", "amos glue"), {}
+    for run in summary.runs if summary else ():
+        file = folder / run.directory / FOLDER / f"{run.task}.tsv"
+        if run.trial == summary.tasks[run.task].trial and file.is_file():
+            files.setdefault(run.task, {})[run.seed] = file
     for file in sorted(folder.glob("*.tsv")):
         files.setdefault(file.stem, {None: file})
     if not files:

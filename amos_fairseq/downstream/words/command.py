@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
-import numpy as np
 import torch
 from fairseq.models import BaseFairseqModel
 from torch import Tensor
@@ -41,32 +40,29 @@ from amos_fairseq.downstream.words.views import (
     parse_views,
 )
 from amos_fairseq.errors import UserError
-from amos_fairseq.experiments.benchmark import (
-    Benchmark,
-    BenchmarkTask,
-    TaskRun,
-    batches,
-    export_notice,
-    selection_flags,
-    usable_folder,
-)
-from amos_fairseq.experiments.linear import FrozenInput, linear_predictions, rows_to_fit
 from amos_fairseq.experiments.recipes import FOR_VIEWS, WORDS, Hyperparameters, different
 from amos_fairseq.experiments.records import (
-    Baselines,
+    ConstantScores,
     RunResult,
     Summaries,
     TaskSummary,
-    best_model,
-    best_run,
-    best_run_of,
+    best_runs,
     content_sha256,
     divide,
-    read_results,
     summarize_divided,
 )
-from amos_fairseq.experiments.runner import run_and_print, stoppable
-from amos_fairseq.experiments.session import Session, find_devices, preparing, session_from
+from amos_fairseq.experiments.runner import (
+    Benchmark,
+    BenchmarkTask,
+    Session,
+    TaskRun,
+    batches,
+    find_devices,
+    interruptible,
+    session_from,
+    usable_folder,
+)
+from amos_fairseq.experiments.table import export_notice, run_and_print
 from amos_fairseq.files import explain_write_errors, write_text
 from amos_fairseq.inputs.schemes import main_score, scores
 from amos_fairseq.inputs.sentences import (
@@ -92,16 +88,16 @@ def main(arguments: argparse.Namespace) -> None:
     if arguments.predict is not None:
         files = (Path(arguments.checkpoint), arguments.predict, Path(arguments.out))
         chosen = (arguments.column, arguments.columns, find_devices(arguments.cpu)[0])
-        print(stoppable(label_file, *files, *chosen))
+        print(interruptible(label_file, *files, *chosen))
         return
-    session = session_from(arguments, Tagging.name)
+    session = session_from(arguments)
     if arguments.data is not None:
         data = list(map(Path, arguments.data))
     else:
         check_unlabeled(session, TAGGING_VIEWS, arguments.unlabeled)
-        with preparing(session, Tagging.name) as tokenizer:
+        with session.preparing() as tokenizer:
             data = [prepare_tagging_inside(session.out, WordSource.of(arguments), tokenizer)]
-    run_and_print(arguments.out, open_tagging(session, data, arguments.sampling_exponent))
+    run_and_print(open_tagging(session, data, arguments.sampling_exponent))
 
 
 @dataclass(frozen=True)
@@ -139,23 +135,12 @@ class ColumnData:
             counts.update(self.column.count(self.dev.labels(index), labels))
         return scores(counts)
 
-    def constant(self) -> Baselines:
+    def constant(self) -> ConstantScores:
         """Return the scores of the most frequent label of the training words for every word of dev."""
         labels = Counter(label for index in range(len(self.train)) for label in self.train.labels(index))
         most, lengths = labels.most_common(1)[0][0], [len(words) for words in self.words]
         name = f"most frequent label ({self.column.labels[most]})"
-        return Baselines(sum(lengths), {name: self.score([most] * length for length in lengths)})
-
-    def linear(self, checkpoint: Path, device: str, stop: threading.Event) -> dict[str, float]:
-        """Return the scores of a linear model on the states that the head reads."""
-        chosen = rows_to_fit(len(self.train), self.train.num_words)
-        train, dev = [self.train[row] for row in chosen], [self.dev[row] for row in range(len(self.dev))]
-        targets = [np.array(sentence["labels"][: len(sentence["positions"])]) for sentence in train]
-        train_inputs, dev_inputs = (
-            [FrozenInput(sentence["tokens"], sentence["positions"]) for sentence in split] for split in (train, dev)
-        )
-        predicted = linear_predictions(checkpoint, "classes", train_inputs, targets, dev_inputs, device, stop)
-        return self.score(map(list, predicted))
+        return ConstantScores(sum(lengths), {name: self.score([most] * length for length in lengths)})
 
     def notes(self, max_tokens: int, of_cut: str = "counted as wrong") -> Iterator[str]:
         """Yield a note for dev sentences that train too, and for each split of which sentences are cut; ``of_cut``: how words
@@ -201,7 +186,7 @@ def open_tagging(session: Session, data: Sequence[Path], exponent: float = SAMPL
 @dataclass
 class Tagging(Benchmark):
     """Labels of words. The single task, such as ``tagging-upos``, has one column or several (``opened``, by name). The table
-    has a row for each column that has results in OUT."""
+    has a row for each."""
 
     session: Session
     data: Path
@@ -211,7 +196,7 @@ class Tagging(Benchmark):
     name = "tagging"
     title = "Sequence tagging, dev"
     columns = SCORE_NAMES
-    trained_as, section = "sequence_tagging", WORDS
+    trained_as = "sequence_tagging"
     only_trains = (CROSS_VIEWS,)
     unit = "words"
 
@@ -245,31 +230,19 @@ class Tagging(Benchmark):
 
     def summarize(self, results: Sequence[RunResult]) -> tuple[Sequence[RunResult], dict[str, TaskSummary]]:
         """Return a result for each column of each run. Trial and best run of several columns are those of their average."""
-        results = [result for result in results if result.task.startswith(TASK_PREFIX)]
         return summarize_divided(results, results_of_columns)
 
     def label(self, task: str) -> str:
         return task.removeprefix(TASK_PREFIX)
 
-    def tasks_of_columns(self) -> dict[str, ColumnData]:
-        """Return each column by the task of its summary."""
-        return {task_of_column(name, list(self.opened)): column for name, column in self.opened.items()}
-
-    def constants(self) -> dict[str, Baselines]:
-        return {task: column.constant() for task, column in self.tasks_of_columns().items()}
-
-    def linear_scores(self, stop: threading.Event) -> dict[str, dict[str, float]]:
-        file, device = self.session.checkpoint.file, self.session.devices[0]
-        return {task: column.linear(file, device, stop) for task, column in self.tasks_of_columns().items()}
+    def constants(self) -> dict[str, ConstantScores]:
+        return {task_of_column(name, list(self.opened)): column.constant() for name, column in self.opened.items()}
 
     def write_more(self, summaries: Summaries, stop: threading.Event) -> tuple[Sequence[Path], Sequence[str]]:
-        out = self.session.out
+        out, best = self.session.out, next(iter(summaries.values())).best  # of several columns by their average
         command = f"amos tag --checkpoint {shlex.quote(str(out))} --predict FILE --out LABELS"
-        best_runs = {task: best_run_of(out, task) for task in self.tasks}  # of several columns by their average
-        exports = [
-            line for task, best in best_runs.items() for line in export_notice(out, best, " --head ALL" * (AND in task))
-        ]
-        return (), (f"to label other words: {command}", *exports)
+        export = export_notice(out, best, " --head ALL" * (len(self.opened) > 1))
+        return (), (f"to label other words: {command}", export)
 
     def notes(self, results: Sequence[RunResult], summaries: Summaries) -> Iterator[str]:
         if any("f1" in summary.scores for summary in summaries.values()):
@@ -334,7 +307,7 @@ def word_flags(run: TaskRun, session: Session) -> list[str]:
     settings, flags = run.hyperparameters, ["--tokens-per-sentence", str(session.checkpoint.max_positions)]
     if settings.views:
         flags += as_flags({name: getattr(settings, name) for name in ("views", *FOR_VIEWS)})
-    return [*flags, *selection_flags(run.task)]
+    return [*flags, *run.task.selection_flags]
 
 
 def predict_words(
@@ -434,23 +407,18 @@ def label_file(
 ) -> str:
     """Write the words of ``file`` with their labels in each column that an output of ``amos tag`` has, or in ``column`` alone,
     by the run that is best on dev for it. Return what was done. ``names``: see :func:`read_sentences`."""
-    done_runs = [result for result in read_results(results) if result.task.startswith(TASK_PREFIX)]
-    runs: dict[str, list[RunResult]] = {}  # of each column
-    for task in dict.fromkeys(run.task for run in done_runs):
-        best_of_task = best_run([run for run in done_runs if run.task == task])  # the only one with a checkpoint
-        for run in results_of_columns(best_of_task):
-            runs.setdefault(run.task.removeprefix(TASK_PREFIX).partition(OF)[0], []).append(run)
-    if runs and column not in (None, *runs):
+    best = best_runs(results, Tagging.name, "amos tag")
+    runs = {task.removeprefix(TASK_PREFIX).partition(OF)[0]: run for task, run in best.items()}  # of each column
+    if column not in (None, *runs):
         raise UserError(f"{results} has no column {column}: give --column with one of {', '.join(runs)}")
-    best = [best_run(of_column) for name, of_column in runs.items() if column in (None, name)]
-    checkpoints = [best_model(results, "tag", run) for run in best or [None]]
     words = read_sentences(file, names, labeled=False)
     words.report("tag")
     labels, done = [], []
-    for run, checkpoint in zip(best, checkpoints, strict=True):
-        loaded = load_checkpoint(checkpoint)
-        head = loaded.head(word_head_name(run.task.removeprefix(TASK_PREFIX).partition(OF)[0]))
-        of_run = Column(checkpoint.parent, head.name, head.labels, has_spans=head.kind == "spans")
+    for name, run in [(name, run) for name, run in runs.items() if column in (None, name)]:
+        directory = results / run.directory
+        loaded = load_checkpoint(directory / run.checkpoint)
+        head = loaded.head(word_head_name(name))
+        of_run = Column(directory, head.name, head.labels, has_spans=head.kind == "spans")
         sentences = joined_as_in_training(words, head.raw_text)
         encoded = encode_sentences(loaded, sentences)
         predicted = predict_labels(of_run, loaded.model, encoded, device, stop)

@@ -41,11 +41,19 @@ from amos_fairseq.downstream.words.trees import (
 )
 from amos_fairseq.downstream.words.views import CROSS_VIEWS, PARSING_VIEWS
 from amos_fairseq.errors import UserError
-from amos_fairseq.experiments.benchmark import Benchmark, BenchmarkTask, TaskRun, usable_folder
-from amos_fairseq.experiments.recipes import WORDS, different
-from amos_fairseq.experiments.records import Baselines, RunResult, TaskSummary, best_model, best_run_of
-from amos_fairseq.experiments.runner import run_and_print, stoppable
-from amos_fairseq.experiments.session import Session, find_devices, preparing, session_from
+from amos_fairseq.experiments.recipes import different
+from amos_fairseq.experiments.records import ConstantScores, RunResult, Summaries, best_runs
+from amos_fairseq.experiments.runner import (
+    Benchmark,
+    BenchmarkTask,
+    Session,
+    TaskRun,
+    find_devices,
+    interruptible,
+    session_from,
+    usable_folder,
+)
+from amos_fairseq.experiments.table import run_and_print
 from amos_fairseq.files import explain_write_errors, write_text
 from amos_fairseq.inputs.input_files import read_lines
 from amos_fairseq.inputs.sentences import WordFile
@@ -62,13 +70,13 @@ PREDICTIONS, SCORES = "predictions.conllu", "scores.json"
 def main(arguments: argparse.Namespace) -> None:
     if arguments.predict is not None:
         files = (Path(arguments.checkpoint), arguments.predict, Path(arguments.out))
-        print(f"{arguments.out}: {stoppable(parse_file, *files, find_devices(arguments.cpu)[0])}")
+        print(f"{arguments.out}: {interruptible(parse_file, *files, find_devices(arguments.cpu)[0])}")
         return
-    session = session_from(arguments, NAME)
+    session = session_from(arguments)
     check_unlabeled(session, PARSING_VIEWS, arguments.unlabeled)
-    with preparing(session, NAME) as tokenizer:
+    with session.preparing() as tokenizer:
         data = prepare_parsing_inside(session.out, TreebankSource.of(arguments), tokenizer)
-    run_and_print(arguments.out, open_parsing(session, data))
+    run_and_print(open_parsing(session, data))
 
 
 @dataclass(frozen=True)
@@ -133,7 +141,7 @@ class Parsing(Benchmark):
 
     name = NAME
     title = "Dependency parsing, dev"
-    trained_as, section = "dependency_parsing", WORDS
+    trained_as = "dependency_parsing"
     only_trains = (CROSS_VIEWS,)
     unit = "words"
     columns = {
@@ -142,7 +150,6 @@ class Parsing(Benchmark):
         "las_no_punctuation": "LAS without punctuation",
         "uas_no_punctuation": "UAS without punctuation",
     }
-    judged_too = ("uas",)
 
     def train_flags(self, run: TaskRun) -> list[str]:
         return [str(self.data), *word_flags(run, self.session)]
@@ -165,24 +172,22 @@ class Parsing(Benchmark):
             for index in range(len(split))
         ]
 
-    def constants(self) -> dict[str, Baselines]:
+    def constants(self) -> dict[str, ConstantScores]:
         """Return the scores of chains of words."""
         gold = self.gold_trees(self.dev)
         lengths = list(map(len, gold))
         trees_by_name = chains(self.gold_trees(self.train), lengths)
         scores = {name: tree_scores(gold, trees) for name, trees in trees_by_name.items()}
-        return {NAME: Baselines(sum(lengths), scores)}
+        return {NAME: ConstantScores(sum(lengths), scores)}
 
     def label(self, task: str) -> str:
         return "trees"
 
-    def write_more(
-        self, summaries: Mapping[str, TaskSummary], stop: threading.Event
-    ) -> tuple[Sequence[Path], Sequence[str]]:
+    def write_more(self, summaries: Summaries, stop: threading.Event) -> tuple[Sequence[Path], Sequence[str]]:
         command = f"amos parse --checkpoint {shlex.quote(str(self.session.out))} --predict FILE --out TREES"
         return (), (f"to parse other sentences: {command}",)
 
-    def notes(self, results: Sequence[RunResult], summaries: Mapping[str, TaskSummary]) -> Iterator[str]:
+    def notes(self, results: Sequence[RunResult], summaries: Summaries) -> Iterator[str]:
         yield (
             "UAS: words with the right head; LAS: and the right relation, without subtypes, as in the CoNLL 2018 shared "
             "task"
@@ -218,8 +223,8 @@ def predict_trees(
 def parse_file(results: Path, file: Path, out: Path, device: str, stop: threading.Event) -> str:
     """Write the sentences of a CoNLL-U file with the trees that the best run in an output of ``amos parse`` predicts; return
     what was done."""
-    checkpoint = best_model(results, "parse", best_run_of(results, NAME))
-    loaded = load_checkpoint(checkpoint)
+    best = best_runs(results, NAME, "amos parse")[NAME]
+    loaded = load_checkpoint(results / best.directory / best.checkpoint)
     head = loaded.head(TREES)
     treebank = read_conllu(file)
     treebank.report("parse")

@@ -13,8 +13,8 @@ from amos_fairseq.checkpoints.read import load_checkpoint, read_state
 from amos_fairseq.downstream.model import TEXT_HEAD
 from amos_fairseq.downstream.texts.command import read_text_data
 from amos_fairseq.errors import UserError
-from amos_fairseq.experiments.benchmark import Stopped, batches
-from amos_fairseq.experiments.records import best_run_of, read_result
+from amos_fairseq.experiments.records import best_run, read_result, read_results
+from amos_fairseq.experiments.runner import Stopped, batches
 
 
 def test_rows_are_those_of_fairseqs_task(data):
@@ -51,7 +51,7 @@ def test_batches_have_every_row_once_longest_first():
 def test_predictions_are_those_of_single_rows_through_the_model(data, tmp_path, glue):
     glue(tmp_path, "STS-B", "MNLI")
     for task, split in (("STS-B", "valid"), ("MNLI", "valid1")):
-        directory = tmp_path / "runs" / task / "seed1"
+        (directory,) = (tmp_path / "runs" / task).glob("*/seed1")
         prepared, loaded = read_text_data(data / task), load_checkpoint(directory / "checkpoint_best.pt")
         rows = [line.split("\t") for line in (directory / f"predictions.{split}.tsv").read_text().splitlines()]
         assert rows.pop(0) == ["index", "prediction", "label"]
@@ -101,7 +101,7 @@ def test_constants_by_hand(data):
 def test_small_tasks_start_from_the_best_mnli_run(start, tmp_path, fake_training, glue):
     out = tmp_path / "out"
     outcome = glue(out, "RTE", "STS-B", "CoLA", "MNLI", intermediate=out, seeds=2)
-    best = best_run_of(out, "MNLI")
+    best = best_run([result for result in read_results(out) if result.task == "MNLI"])
     starts = {}
     for command in fake_training.commands:
         task = command[1].rpartition("/")[2]
@@ -113,8 +113,8 @@ def test_small_tasks_start_from_the_best_mnli_run(start, tmp_path, fake_training
     # Another OUT takes the MNLI runs of this one; without the flag they would be other runs.
     glue(tmp_path / "other", "RTE", intermediate=out)
     assert fake_training.flag(fake_training.commands[-1], "--finetune-from-model") == mnli
-    with pytest.raises(UserError, match="intermediate_sha256"):
-        glue(out, "RTE")
+    glue(out, "RTE")
+    assert fake_training.flag(fake_training.commands[-1], "--finetune-from-model") == original
     with pytest.raises(UserError, match="RTE with --layers 1 cannot start from MNLI with --layers last: give both"):
         glue(tmp_path / "shorter", "RTE", intermediate=out, layers="1")
 

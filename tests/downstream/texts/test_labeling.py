@@ -17,8 +17,7 @@ from amos_fairseq.downstream.texts.command import open_classification
 from amos_fairseq.downstream.texts.labeling import SUFFIXES, label_table, table_lines
 from amos_fairseq.downstream.texts.prepare import NAME, prepare_inside
 from amos_fairseq.errors import UserError
-from amos_fairseq.experiments.runner import run_benchmark
-from amos_fairseq.experiments.session import preparing
+from amos_fairseq.experiments.table import run_benchmark
 from amos_fairseq.inputs.input_files import TableFile
 from amos_fairseq.inputs.rows import Tables
 
@@ -28,7 +27,7 @@ TEXTS = ["the quick fox", "a lazy dog", "over the end", "jumps and jumps", "brow
 def trained(start: Path, out: Path, table: Path, **options: object) -> Path:
     """OUT of ``amos classify`` with random weights."""
     opened = session(start, out, NAME, seeds=1)
-    with preparing(opened, NAME) as tokenizer:
+    with opened.preparing() as tokenizer:
         data = prepare_inside(opened.out, Tables(table, **options).with_columns(), tokenizer)
     assert not run_benchmark(open_classification(opened, data)).failures
     return out
@@ -39,7 +38,7 @@ def test_many_labels_are_trained_for_longer(start: Path, tmp_path: Path) -> None
     train = tmp_path / "train.tsv"
     train.write_text("text\tlabel\n" + "".join(f"the dog {n}\t{'abcdefgh'[n % 8]}\n" for n in range(40)))
     opened = session(start, tmp_path / "out", NAME, recipe="own_labels")
-    with preparing(opened, NAME) as tokenizer:
+    with opened.preparing() as tokenizer:
         data = prepare_inside(opened.out, Tables(train).with_columns(), tokenizer)
     (trial,) = open_classification(opened, data).tasks[NAME].trials
     assert trial.min_updates == 240

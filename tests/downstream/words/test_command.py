@@ -15,9 +15,8 @@ from amos_fairseq.downstream.words.command import encode_sentences, open_tagging
 from amos_fairseq.downstream.words.dataset import WordSequences
 from amos_fairseq.downstream.words.views import TAGGING_VIEWS
 from amos_fairseq.errors import UserError
-from amos_fairseq.experiments.benchmark import plan_runs
 from amos_fairseq.experiments.recipes import load_recipe
-from amos_fairseq.experiments.session import PretrainedCheckpoint, Session
+from amos_fairseq.experiments.runner import PretrainedCheckpoint, Session
 from amos_fairseq.inputs.word_files import read_sentences
 from amos_fairseq.text.tokenization import load_tokenizer
 
@@ -110,9 +109,9 @@ def test_a_constant_label_and_sentences_that_train_too(session, tmp_path):
     # The exponent of the columns' shares is part of a run's identity and flags, and noted if it is not that of the thesis.
     by_size = open_tagging(session, [pos, tmp_path / "data"], 1.0)
     for benchmark, exponent in ((alone, None), (both, 0.75), (by_size, 1.0)):
-        run = plan_runs(session, benchmark.tasks.values())[0]
+        run = benchmark.plan(benchmark.tasks.values())[0]
         flags = [] if exponent is None else ["--sampling-exponent", str(exponent)]
-        assert run.identity.get("sampling_exponent") == exponent
+        assert run.settings["sampling_exponent"] == exponent
         assert [flag for flag in benchmark.train_flags(run) if flag in ("--sampling-exponent", str(exponent))] == flags
     (task,) = by_size.tasks.values()
     share = "a task of N rows has a share of the training proportional to N^1 (--sampling-exponent)"

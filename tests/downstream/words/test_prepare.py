@@ -15,7 +15,7 @@ from synthetic_tagging import make_sentences, prepare_tagging, write_columns, wr
 from amos_fairseq.downstream.words.dataset import Column, TaggedSentences
 from amos_fairseq.downstream.words.prepare import WordSource, prepare_tagging_inside
 from amos_fairseq.errors import UserError
-from amos_fairseq.experiments.benchmark import usable_folder
+from amos_fairseq.experiments.runner import usable_folder
 from amos_fairseq.inputs.schemes import encode_spans, marks_ends
 from amos_fairseq.text.tokenization import load_tokenizer
 

@@ -82,7 +82,7 @@ def hostile_states(canary: Path, draw: random.Random, state: dict[str, Any]) -> 
 
 
 LAST = "checkpoint_last.pt"
-OF_PARSE = "results/parse/runs/parsing/seed1/checkpoint_best.pt"  # with cross-view training
+OF_PARSE = "results/parse/runs/parsing/*/seed1/checkpoint_best.pt"  # with cross-view training
 OF_RUN = [
     ["export", "run", "out", "--no-check"],
     ["report", "run", "--sentence", "a text", "--out", "out/page.html"],
@@ -114,13 +114,15 @@ def hostile_files(place: Place, folder: Path, draw: random.Random) -> Iterator[t
             shutil.copytree(place.workplace, folder, ignore=shutil.ignore_patterns("run"))
             shutil.copytree(original / "tokenizer", folder / "run" / "tokenizer")
             shutil.copy(original / LAST, folder / "run")
-            canary, file = folder / "executed", folder / (f"run/{LAST}" if command in OF_RUN else OF_PARSE)
+            canary, (of_parse,) = folder / "executed", folder.glob(OF_PARSE)
+            file = folder / "run" / LAST if command in OF_RUN else of_parse
+            words = [str(of_parse) if word == OF_PARSE else word for word in command]
             how = attack_checkpoint(file, canary, draw) if is_attacked else ""
             if name == "train":
                 arguments = [str(place.corpus), *RUN, *FLAGS, "--save-dir", str(folder / "run")]
                 code, text = run_command("fairseq_cli.train", arguments)
             else:
-                code, text = run_command("amos_start", command, folder)
+                code, text = run_command("amos_start", words, folder)
             contents = [path.read_bytes() for path in written_predictions(folder / "out")]
             expected.setdefault(str(command), contents)
         harm = "executed" if canary.exists() else (command_harm if name == "train" else amos_harm)(code, text, folder)

@@ -2,8 +2,8 @@
 
 import argparse
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -37,31 +37,22 @@ from amos_fairseq.downstream.texts.teachers import (
     write_train_predictions,
 )
 from amos_fairseq.errors import UserError
-from amos_fairseq.experiments.benchmark import (
-    IDENTITY_FILE,
-    BenchmarkTask,
-    Failure,
-    TaskRun,
-    plan_runs,
-)
 from amos_fairseq.experiments.recipes import different
 from amos_fairseq.experiments.records import (
-    Baselines,
+    ConstantScores,
     RunResult,
     Summaries,
     Summary,
-    best_checkpoint,
-    best_run_of,
+    best_run,
     read_result,
+    read_results,
     read_summary,
 )
-from amos_fairseq.experiments.runner import run_and_print
-from amos_fairseq.experiments.session import ANOTHER_OUT, Session, preparing, session_from, setup_file
-from amos_fairseq.files import TOKENIZER_DIRECTORY, check_claim, whole_file
-from amos_fairseq.models.configuration import LAST_LAYER
+from amos_fairseq.experiments.runner import BenchmarkTask, Failure, Runner, Session, TaskRun, session_from
+from amos_fairseq.experiments.table import run_and_print
+from amos_fairseq.files import TOKENIZER_DIRECTORY, whole_file
 from amos_fairseq.output.tables import Table
 from amos_fairseq.output.terminal import say
-from amos_fairseq.strangers import read_json
 
 TEACHER_FILE = "teacher.npy"  # in the directory of a run
 
@@ -85,9 +76,9 @@ def main(arguments: argparse.Namespace, benchmark: "type[Glue]") -> None:
     tasks = tasks_to_run(arguments.tasks, data, is_raw)
     if arguments.write_test and is_there(DIAGNOSTIC, data, is_raw):
         tasks.append(DIAGNOSTIC)
-    session, own_tasks = session_from(arguments, Glue.name), {}
+    session, own_tasks = session_from(arguments), {}
     folders = {name: data / name for name in tasks}
-    with preparing(session, Glue.name) as tokenizer:
+    with session.preparing() as tokenizer:
         if arguments.own_tasks is not None:
             for name, tables in read_own_tasks(arguments.own_tasks).items():
                 own_tasks[name] = prepare_inside(session.out, tables, tokenizer, name)
@@ -102,7 +93,7 @@ def main(arguments: argparse.Namespace, benchmark: "type[Glue]") -> None:
         with_test=arguments.write_test,
         sampling_exponent=arguments.sampling_exponent,
     )
-    run_and_print(arguments.out, open_glue(session, folders, options, benchmark))
+    run_and_print(open_glue(session, folders, options, benchmark))
 
 
 def tasks_to_run(names: str, data: Path, is_raw: bool) -> list[str]:
@@ -123,9 +114,9 @@ def open_glue(
 
     ``folders``: the prepared data of GLUE's tasks; ``benchmark``: how they are trained, by default one by one.
     """
-    squad = read_summary(session.out / "squad.json", "repeat amos squad", optional=True)
-    if squad is not None:
-        check_weights(session.out, "squad", session)
+    squad = read_summary(session.out, "squad", "amos squad")
+    if squad is not None and not has_weights(session, squad.checkpoint["sha256"], squad.from_scratch):
+        squad = None
     prepared = {
         name: read_text_data(folder.resolve(), options.max_rows)
         for name, folder in [*folders.items(), *options.own_tasks.items()]
@@ -148,11 +139,9 @@ def open_glue(
     return glue
 
 
-def check_weights(out: Path, name: str, session: Session) -> None:
-    """Refuse an OUT with results of the benchmark ``name`` for other weights than the session's."""
-    weights = {setting: session.origin[setting] for setting in ("checkpoint_sha256", "from_scratch")}
-    problem, advice = f"{out} holds results of other weights", "give those of the same weights"
-    check_claim(setup_file(out, name), weights, problem, advice, only_these=True)
+def has_weights(session: Session, checkpoint_sha256: str, from_scratch: bool) -> bool:
+    """Return whether a result is of the weights of the session."""
+    return (checkpoint_sha256, from_scratch) == (session.checkpoint.sha256, session.checkpoint.from_scratch)
 
 
 @dataclass
@@ -178,17 +167,15 @@ class Glue(TextBenchmark):
             tasks[task] = data.as_task(self.max_positions, of_labels)
         return tasks
 
-    def plan(self, tasks: Iterable[BenchmarkTask], intermediate: Path | None = None) -> list[TaskRun]:
-        """Return all runs of the tasks. What the teachers of each predict belongs to its identity."""
-        runs, teachers = plan_runs(self.session, tasks, intermediate), self.options.teachers
-        if teachers is None:
-            return runs
-        return [replace(run, identity=run.identity | teachers.identity(self.tables_of(run), run.seed)) for run in runs]
+    def more_settings(self, task: str, seed: int) -> dict[str, Any]:
+        """Return what the teachers of a run predict."""
+        teachers = self.options.teachers
+        return {} if teachers is None else teachers.identity(self.tables_of(task), seed)
 
     def check_train_predictions(self) -> None:
         """Refuse a finished run without what ``--write-train`` writes: its weights may be gone."""
-        for run in plan_runs(self.session, self.tasks.values()):
-            names = [data.name for data in self.tables_of(run)]
+        for run in self.plan(self.tasks.values()):
+            names = [data.name for data in self.tables_of(run.task.name)]
             if read_result(run.directory) and not all(has_train_predictions(run.directory, name) for name in names):
                 raise UserError(f"{run.directory} was finished without --write-train: give another --out")
 
@@ -199,11 +186,11 @@ class Glue(TextBenchmark):
         if intermediate == self.session.out and INTERMEDIATE_TASK in self.tasks:
             layers = {trial.layers for trial in self.tasks[INTERMEDIATE_TASK].trials}
         else:
-            best = best_run_of(intermediate, INTERMEDIATE_TASK)
-            if best is None:
-                raise UserError(f"{intermediate} holds no finished run of {INTERMEDIATE_TASK}: add it to --tasks")
-            check_weights(intermediate, self.name, self.session)
-            layers = {best.identity["settings"].get("layers", LAST_LAYER)}
+            results = self.intermediate_results(intermediate)
+            if not results:
+                advice = "add it to --tasks"
+                raise UserError(f"{intermediate} holds no run of {INTERMEDIATE_TASK} from these weights: {advice}")
+            layers = {best_run(results).settings["hyperparameters"]["layers"]}
         for name in INTERMEDIATE_FOR:
             if name in self.tasks and (wanted := {trial.layers for trial in self.tasks[name].trials}) != layers:
                 here, there = (", ".join(sorted(names)) for names in (wanted, layers))
@@ -229,7 +216,8 @@ class Glue(TextBenchmark):
         the other in one dimension."""
         if (teachers := self.options.teachers) is None:
             return
-        array = np.concatenate([teachers.predictions(data, run.seed).ravel() for data in self.tables_of(run)])
+        tables = self.tables_of(run.task.name)
+        array = np.concatenate([teachers.predictions(data, run.seed).ravel() for data in tables])
         with whole_file(str(run.directory / TEACHER_FILE)) as unfinished:
             np.save(unfinished, array, allow_pickle=False)
 
@@ -241,41 +229,38 @@ class Glue(TextBenchmark):
             write_train_predictions(folder, data, predict_logits(loaded, rows, device, stop, data.name))
         return super().evaluate_table(data, prefix, loaded, device, stop)
 
-    def setup(self) -> dict[str, Any]:
-        """Return the settings that all results share: also the number of rows, the teachers, and the user's own tasks."""
-        options = self.options
-        teachers = options.teachers and options.teachers.settings
-        more = {"max_rows": options.max_rows, "teachers": teachers, "own_tasks": sorted(options.own_tasks)}
-        return super().setup() | more
-
-    def execute(self, execute_runs: Callable[[Sequence[TaskRun]], list[Failure]]) -> list[Failure]:
+    def execute(self, runner: Runner) -> None:
         """Execute all runs; with ``intermediate``, runs that start from MNLI's best run on dev come last.
 
         AMOS Appendix E and thesis 5.2.4 describe one checkpoint fine-tuned on MNLI, not one per seed: every seed of a
         dependent task starts from the same checkpoint, so that its deviation is that of the task. The output layer is
         newly initialized if the number of classes differs; the head's dense layer is kept, like the pooler of a BERT.
         """
-        if self.options.intermediate is None:
-            return execute_runs(self.plan(self.tasks.values()))
-        independent = self.plan(task for name, task in self.tasks.items() if name not in INTERMEDIATE_FOR)
-        independent.sort(key=lambda run: run.task.name != INTERMEDIATE_TASK)  # MNLI first: other tasks wait for it
-        dependent = [task for name, task in self.tasks.items() if name in INTERMEDIATE_FOR]
-        for run in self.plan(dependent):  # the runner would find it only after MNLI's hours of training
-            identity = read_json(run.directory / IDENTITY_FILE, ANOTHER_OUT, optional=True)
-            if identity is not None and "intermediate_sha256" not in identity:
-                raise UserError(f"{run.directory} was started without --intermediate: give another --out")
-        failures = execute_runs(independent) if independent else []
-        best = best_run_of(self.options.intermediate, INTERMEDIATE_TASK)
-        if best is None:
+        out = self.options.intermediate
+        dependent = [task for name, task in self.tasks.items() if out is not None and name in INTERMEDIATE_FOR]
+        independent = self.plan(task for task in self.tasks.values() if task not in dependent)
+        if dependent:
+            independent.sort(key=lambda run: run.task.name != INTERMEDIATE_TASK)  # MNLI first: other tasks wait for it
+        runner.execute(independent)
+        if not dependent:
+            return
+        own = [run for run in independent if run.task.name == INTERMEDIATE_TASK and out == self.session.out]
+        results = runner.results(own) if own else self.intermediate_results(out)
+        if not results:
             reason = f"it needs a finished run of {INTERMEDIATE_TASK} to start from, and there is none"
-            return failures + [Failure(run, reason) for run in self.plan(dependent)]
-        return failures + execute_runs(self.plan(dependent, best_checkpoint(self.options.intermediate, best)))
+            runner.failures += [Failure(run, reason) for run in self.plan(dependent)]
+            return
+        best = best_run(results)
+        runner.execute(self.plan(dependent, out / best.directory / best.checkpoint))
 
-    def shows(self, task: str) -> bool:
-        return task in SCORED or task in self.options.own_tasks
+    def intermediate_results(self, out: Path) -> list[RunResult]:
+        """Return the results of MNLI in OUT that are of the same weights."""
+        found = [result for result in read_results(out) if result.task == INTERMEDIATE_TASK]
+        keys = ("checkpoint_sha256", "from_scratch")
+        return [result for result in found if has_weights(self.session, *(result.settings[key] for key in keys))]
 
     def notes(self, results: Sequence[RunResult], summaries: Summaries) -> Iterator[str]:
-        tasks = dict.fromkeys(result.task for result in results if "intermediate_sha256" in result.identity)
+        tasks = dict.fromkeys(result.task for result in results if "intermediate_sha256" in result.settings)
         if tasks:
             yield f"{', '.join(tasks)}: started from the best dev run of {INTERMEDIATE_TASK} (intermediate-task training)"
         if self.options.teachers is not None:
@@ -283,13 +268,13 @@ class Glue(TextBenchmark):
         if self.squad:
             yield from (f"SQuAD: {note}" for note in self.squad.notes)
 
-    def table(self, summaries: Summaries, baselines: Mapping[str, Baselines], notes: Sequence[str]) -> Table:
+    def table(self, summaries: Summaries, constants: Mapping[str, ConstantScores], notes: Sequence[str]) -> Table:
         names = [*SCORED, *self.options.own_tasks]
-        return glue_table(self.model_name, summaries, baselines, self.squad, notes, names)
+        return glue_table(self.model_name, summaries, constants, self.squad, notes, names)
 
-    def summary_parts(self, summaries: Summaries) -> dict[str, Any]:
+    def average(self, summaries: Summaries) -> dict[str, Any]:
         name, value = average({task: summary.main.median for task, summary in summaries.items()})
-        return {"average": {"name": name, "value": value}}
+        return {"name": name, "value": value}
 
     def write_more(self, summaries: Summaries, stop: threading.Event) -> tuple[Sequence[Path], Sequence[str]]:
         if not self.options.with_test:

@@ -16,7 +16,7 @@ from amos_fairseq.downstream.texts.glue.tasks import (
     TASKS,
     is_test,
 )
-from amos_fairseq.experiments.records import NO_BASELINES, Baselines, Summaries, Summary, best_checkpoint, format_spread
+from amos_fairseq.experiments.records import NO_CONSTANTS, ConstantScores, Summaries, Summary, format_spread
 from amos_fairseq.files import whole_file
 from amos_fairseq.output.tables import MISSING, Table, format_score
 
@@ -38,32 +38,31 @@ def average(medians: Mapping[str, float]) -> tuple[str, float | None]:
 def glue_table(
     row_name: str,
     summaries: Summaries,
-    baselines: Mapping[str, Baselines],
+    constants: Mapping[str, ConstantScores],
     squad: Summary | None,
     notes: Sequence[str],
     names: Sequence[str] = SCORED,
 ) -> Table:
     """Build the table with the rows of the checkpoint and of constant predictions; ``squad``: ``squad.json`` for the same
     checkpoint."""
-    columns, row, constant_row, constants = [""], [row_name], [CONSTANT], {}
+    columns, row, constant_row, constant_scores = [""], [row_name], [CONSTANT], {}
     for task in names:
         if task in summaries:
-            score, scores = summaries[task].best.main_score, summaries[task].scores
+            score, scores = summaries[task].main_score, summaries[task].scores
             columns.append(task_heading(task, score))
             shown = [each for each in (score, f"{score}_mm") if each in scores]
             row.append(" / ".join(format_spread(scores[each]) for each in shown) or MISSING)
-            of_constant = next(iter(baselines.get(task, NO_BASELINES).scores.values()), {})
+            of_constant = next(iter(constants.get(task, NO_CONSTANTS).scores.values()), {})
             constant_row.append(" / ".join(format_score(of_constant.get(each)) for each in shown) or MISSING)
             if score in of_constant:
-                constants[task] = of_constant[score]
+                constant_scores[task] = of_constant[score]
     average_name, value = average({task: summary.main.median for task, summary in summaries.items()})
     columns, row = [*columns, average_name], [*row, format_score(value)]
-    constant_row.append(format_score(average(constants)[1]))
-    if squad and squad.spreads:
-        # Version 2.0 if it was run (AMOS Table 1), otherwise the first version that was.
-        task = min(squad.spreads, key=lambda name: "2" not in name)
+    constant_row.append(format_score(average(constant_scores)[1]))
+    if squad and squad.tasks:
+        task = next(iter(squad.tasks))  # of the version that was run last
         columns += [f"{task} {score}" for score in ("EM", "F1")]
-        row += [format_spread(squad.spreads[task].get(name)) for name in ("em", "f1")]
+        row += [format_spread(squad.tasks[task].scores.get(name)) for name in ("em", "f1")]
         constant_row += [MISSING, MISSING]
     return Table("GLUE dev", columns, [row, constant_row], notes)
 
@@ -99,7 +98,7 @@ def write_submission(
     for name, task in TASKS.items():
         summary, data, loaded = summaries.get(task.head), prepared.get(name), None
         if summary is not None and data is not None and has_test_set(data):
-            loaded = load_checkpoint(best_checkpoint(out, summary.best))
+            loaded = load_checkpoint(out / summary.best.directory / summary.best.checkpoint)
         for split, file in task.test_files.items():
             predicted: dict[str, str] = {}
             if loaded is not None and split in data.record["splits"]:

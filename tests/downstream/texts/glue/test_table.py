@@ -5,11 +5,10 @@ import io
 import math
 import threading
 import zipfile
-from pathlib import Path
 
 import numpy as np
 import pytest
-from benchmark_summary import LAST
+from benchmark_summary import make_result
 from scipy.stats import rankdata
 
 from amos_fairseq.checkpoints.read import load_checkpoint
@@ -18,7 +17,7 @@ from amos_fairseq.downstream.texts.glue.table import average, glue_table, write_
 from amos_fairseq.downstream.texts.glue.tasks import AVERAGED, TASKS
 from amos_fairseq.downstream.texts.scores import text_scores
 from amos_fairseq.errors import UserError
-from amos_fairseq.experiments.records import Baselines, RunResult, Summary, best_run, read_results, spread_of, summarize
+from amos_fairseq.experiments.records import ConstantScores, Summary, best_run, read_results, spread_of, summarize
 
 
 def test_scores_by_hand():
@@ -68,9 +67,8 @@ def test_median_and_deviation_by_hand():
 
 
 def result(task, seed, main, trial="", **scores):
-    name, directory = TASKS[task].main_score, f"runs/{task}/{trial}/seed{seed}"
-    scores = {name: main, **scores}
-    return RunResult(task, trial, seed, directory, name, scores, *LAST)
+    name = TASKS[task].main_score
+    return make_result(task, seed, name, {name: main, **scores}, trial)
 
 
 def test_grid_reports_the_trial_of_the_highest_median_and_the_best_run():
@@ -94,21 +92,19 @@ def summaries():
     return summarize(results + [result("CoLA", seed, 10.0 * seed) for seed in (1, 2, 3)])
 
 
-ANSWERS = RunResult("SQuAD2.0", "", 1, "runs/SQuAD2.0/seed1", "f1", {"em": 50.0, "f1": 52.25}, *LAST)
-SQUAD = Summary(Path("squad.json"), "squad", {}, {"SQuAD2.0": ""}, [ANSWERS], Path("model.pt"), 1, {}, [])
+ANSWERS = make_result("SQuAD2.0", 1, "f1", {"em": 50.0, "f1": 52.25})
+SQUAD = Summary("squad", {}, summarize([ANSWERS]), [], [ANSWERS])
 
 
 def test_table_cells():
-    constant = {"MNLI": Baselines(9, {"most frequent class": {"accuracy": 35.0, "accuracy_mm": 36.0}})}
-    constant |= {"CoLA": Baselines(9, {"most frequent class": {"matthews": 0.0, "accuracy": 69.0}})}
+    constant = {"MNLI": ConstantScores(9, {"most frequent class": {"accuracy": 35.0, "accuracy_mm": 36.0}})}
+    constant |= {"CoLA": ConstantScores(9, {"most frequent class": {"matthews": 0.0, "accuracy": 69.0}})}
     table = glue_table("ours", summaries(), constant, SQUAD, notes=["a note | with a bar"])
     assert table.columns == ["", "MNLI m/mm", "CoLA (Matthews)", "AVG of 2", "SQuAD2.0 EM", "SQuAD2.0 F1"]
     assert table.rows == [
         ["ours", "82.0 ± 1.0 / 81.0 ± 1.0", "20.0 ± 10.0", "51.0", "50.0", "52.2"],
         ["most frequent class, or mean", "35.0 / 36.0", "0.0", "17.5", "-", "-"],
     ]
-    earlier = glue_table("ours", summaries(), {}, None, notes=[])  # of a version without constants
-    assert earlier.rows[1] == ["most frequent class, or mean", "- / -", "-", "-"]
     assert list(csv.reader(io.StringIO(table.as_csv()))) == [table.columns, *table.rows]
     markdown = table.as_markdown().splitlines()
     assert markdown[2] == "|  | MNLI m/mm | CoLA (Matthews) | AVG of 2 | SQuAD2.0 EM | SQuAD2.0 F1 |"
@@ -143,5 +139,5 @@ def test_archive_of_the_leaderboard(data, tmp_path, glue):
         assert set(written[len(expected) :]) == {prepared.label_names[0]}
     assert all(0 <= float(line.split("\t")[1]) <= 5 for line in files["STS-B.tsv"][1:])
     (tmp_path / best.directory / "checkpoint_best.pt").unlink()
-    with pytest.raises(UserError, match=r"runs/MNLI/.*/checkpoint_best\.pt is missing: restore it"):
+    with pytest.raises(UserError, match=r"runs/MNLI/.*/checkpoint_best\.pt"):
         write_submission(tmp_path, data, summaries, 80, "cpu", threading.Event())

@@ -10,21 +10,18 @@ from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.models import build_model
 from saved_models import TEXT, write_run
 from synthetic_glue import session as open_session
-from synthetic_glue import write_pretrained_checkpoint
 
 import amos_fairseq
 from amos_fairseq.checkpoints.read import load_checkpoint
 from amos_fairseq.downstream.model import FineTunedModel
 from amos_fairseq.errors import UserError
-from amos_fairseq.experiments import recipe_names, session
-from amos_fairseq.experiments.session import (
+from amos_fairseq.experiments import recipe_names, runner
+from amos_fairseq.experiments.runner import (
     PretrainedCheckpoint,
     Session,
-    claim_output_directory,
     number_of_layers,
     read_pretrained_checkpoint,
 )
-from amos_fairseq.recipes import PRECISIONS
 
 TWO_TOWER = {"electric_variant": "two_tower", "generator_size": 1, "generator_loss_tokens": "all"}
 RUNS = {
@@ -161,50 +158,10 @@ def test_settings_of_a_stranger_are_refused(tmp_path: Path) -> None:
             assert "\n" not in str(refused.value)
 
 
-# asked, of the results in OUT, on a GPU, whether it supports bfloat16 -> precision or message; choose() has its own tests
-CASES = [
-    ("auto", None, True, False, "float32"),
-    ("bf16", None, True, False, "^--precision bf16 needs"),
-    ("auto", "fp16", False, True, r"in fp16, and fp16 needs a GPU: give another --out$"),
-]
-
-
-@pytest.mark.parametrize(("asked", "before", "on_gpu", "supported", "expected"), CASES)
-def test_choices(asked, before, on_gpu, supported, expected, tmp_path, monkeypatch):
-    """Results of another benchmark in OUT decide nothing."""
-    monkeypatch.setattr(session, "gpus_support_bf16", lambda: supported)
-    monkeypatch.setattr(session, "supports_bf16", lambda on_gpu: supported)
-    if before is not None:
-        claim_output_directory(tmp_path, "glue", {"precision": before, "recipe": "amos"})
-    claim_output_directory(tmp_path, "squad", {"precision": "float32"})
-    saved, devices = session.saved_precision(tmp_path, "glue"), ("cuda:0",) if on_gpu else ("cpu", "cpu")
-    if expected in PRECISIONS:
-        assert session.choose_precision(asked, devices, saved) == expected
-    else:
-        with pytest.raises(UserError, match=expected):
-            session.choose_precision(asked, devices, saved)
-
-
-def test_auto_continues_the_setup_of_another_machine(tmp_path, monkeypatch):
-    start, out = write_pretrained_checkpoint(tmp_path / "start"), tmp_path / "out"
-    for supported in (True, False):
-        monkeypatch.setattr(session, "supports_bf16", lambda on_gpu, supported=supported: supported)
-        opened = open_session(start, out, precision="auto")
-        assert opened.precision == "bf16"
-        claim_output_directory(out, "glue", opened.setup(opened.recipe.trials))
-    named = open_session(start, out, precision="float32")
-    with pytest.raises(UserError, match=r"precision: bf16 there, float32 here\): its table is of one checkpoint"):
-        claim_output_directory(out, "glue", named.setup(named.recipe.trials))
-
-
-def test_another_checkpoint_is_called_so(tmp_path: Path) -> None:
-    """Not by two hashes."""
-    start, out = write_pretrained_checkpoint(tmp_path / "start"), tmp_path / "out"
-    opened = open_session(start, out)
-    claim_output_directory(out, "glue", opened.setup(opened.recipe.trials))
-    with session.preparing(opened, "glue") as tokenizer:
-        assert tokenizer.sha256
-    other = write_run(tmp_path / "other") / "checkpoint_last.pt"
-    refused = pytest.raises(UserError, match=rf"results of another checkpoint than {other}: its table is of one check")
-    with refused, session.preparing(open_session(other, out), "glue"):
-        raise AssertionError
+def test_precision_of_a_device_without_fast_bfloat16(monkeypatch):
+    """choose() of run/precision.py has its own tests."""
+    monkeypatch.setattr(runner, "gpus_support_bf16", lambda: False)
+    assert runner.choose_precision("auto", ["cuda:0"]) == "float32"
+    for asked, devices in (("bf16", ["cuda:0"]), ("fp16", ["cpu", "cpu"])):
+        with pytest.raises(UserError, match=f"^--precision {asked} needs"):
+            runner.choose_precision(asked, devices)

@@ -1,0 +1,150 @@
+"""From a :class:`~amos_fairseq.experiments.runner.Benchmark` to its table: runs, summaries, notes, and the files in OUT."""
+
+import shlex
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from amos_fairseq.errors import INTERRUPTED, UserError
+from amos_fairseq.experiments.records import (
+    NO_CONSTANTS,
+    ConstantScores,
+    RunResult,
+    Summaries,
+    Summary,
+    error_in_words,
+    result_files,
+    write_record,
+)
+from amos_fairseq.experiments.runner import Benchmark, Failure, Runner, Session, Stopped, counted
+from amos_fairseq.output.tables import Table
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a command has done: the table (None if no run has a result), the runs that failed, the files that were written, and
+    messages about them."""
+
+    table: Table | None
+    failures: Sequence[Failure]
+    files: Sequence[Path] = ()
+    notices: Sequence[str] = ()
+
+
+def run_and_print(benchmark: Benchmark) -> None:
+    """Run the benchmark, and print its table, notices and paths. SIGINT and SIGTERM exit with a line that says how to continue;
+    a run that failed is a :class:`UserError`."""
+    out = benchmark.session.out
+    print(settings_in_words(benchmark.session), *schedules_in_words(benchmark), sep="\n", flush=True)
+    try:
+        outcome = run_benchmark(benchmark)
+    except (Stopped, KeyboardInterrupt):
+        print(f"stopped; finished runs are in {out}, and the same command continues with the others", file=sys.stderr)
+        sys.exit(INTERRUPTED)
+    if outcome.table is not None:
+        outcome.table.print()
+    for line in (*outcome.notices, *outcome.files):
+        print(line)
+    for failure in outcome.failures:
+        print(f"{failure.run.label}: {failure.reason} (log: {failure.log})", file=sys.stderr)
+    if outcome.failures:
+        failed = f"{counted(len(outcome.failures), 'run')} failed (log of the first: {outcome.failures[0].log})"
+        raise UserError(f"{failed}; the same command repeats only what failed")
+
+
+def run_benchmark(benchmark: Benchmark) -> Outcome:
+    """Execute the runs that have no result yet, then write the table; raise :class:`Stopped` after SIGINT or SIGTERM."""
+    out, runner = benchmark.session.out, Runner(benchmark)
+    benchmark.execute(runner)
+    whole = runner.results(runner.runs)
+    if not whole:
+        return Outcome(None, runner.failures)
+    constants = benchmark.constants()
+    results, summaries = benchmark.summarize(whole)
+    notes = [*common_notes(benchmark, results, summaries, constants), *benchmark.notes(results, summaries)]
+    if others := len(result_files(out)) - len(whole):
+        notes.append(f"{out} also holds {counted(others, 'result')} of other settings or tasks")
+    table = benchmark.table(summaries, constants, notes)
+    if any("±" in cell for row in table.rows for cell in row):  # one seed has no deviation
+        table = replace(table, title=f"{table.title}: median ± standard deviation over seeds")
+    files = save_results(benchmark, table, results, summaries)
+    more, notices = benchmark.write_more(summaries, runner.stop)
+    return Outcome(table, runner.failures, [*files, *more], notices)
+
+
+def save_results(benchmark: Benchmark, table: Table, results: Sequence[RunResult], summaries: Summaries) -> list[Path]:
+    """Write NAME.md, NAME.csv and NAME.json into OUT; return their paths."""
+    start, stem = benchmark.session.checkpoint, benchmark.session.out / benchmark.name
+    checkpoint = {"file": str(start.file), "sha256": start.sha256, "arch": start.arch}
+    checkpoint |= {"num_updates": start.num_updates, "from_scratch": start.from_scratch}
+    average = benchmark.average(summaries)
+    summary = Summary(benchmark.name, checkpoint, dict(summaries), list(table.notes), list(results), average)
+    write_record(stem.with_suffix(".json"), asdict(summary))
+    return [*table.save(stem), stem.with_suffix(".json")]
+
+
+def settings_in_words(session: Session) -> str:
+    """Return the recipe, and what flags have changed in it."""
+    recipe = session.recipe
+    values = [
+        f"{name} {str(value).lower() if isinstance(value, bool | str) else f'{value:g}'}"
+        for name, value in session.overrides.items()
+    ]
+    of_size = f"; values for {recipe.size} models" if recipe.size else ""
+    changed = f"; instead of its own: {', '.join(values)}" if values else ""
+    return f"recipe {Path(recipe.name).name} ({recipe.description}{of_size}){changed}"
+
+
+def schedules_in_words(benchmark: Benchmark) -> Iterator[str]:
+    """Yield a line for each task of this call: rate and number of updates, and why there are so many."""
+    for task in benchmark.tasks.values():
+        if len(task.trials) > 1:
+            yield f"{task.name}: {len(task.trials)} combinations of settings"
+            continue
+        settings, schedule = task.trials[0], task.trials[0].schedule(task.num_examples, task.carries_rest)
+        epochs = counted(schedule.num_epochs, "epoch")
+        if schedule.repetitions > 1:
+            epochs += f" ({settings.epochs}, repeated for {settings.min_updates:,} updates or more)"
+        yield (
+            f"{task.name}: learning rate {settings.lr:.3g}, {task.num_examples:,} examples in batches of "
+            f"{settings.batch_size}, {epochs}, {schedule.total_updates:,} updates"
+        )
+
+
+def common_notes(
+    benchmark: Benchmark,
+    results: Sequence[RunResult],
+    summaries: Summaries,
+    constants: Mapping[str, ConstantScores],
+) -> Iterator[str]:
+    """Yield the footnotes of every table: recipe, seeds, what chance does, selection by dev score, data."""
+    session, labels = benchmark.session, {task: benchmark.label(task) for task in summaries}
+    yield f"fine-tuning settings: {settings_in_words(session)}"
+    counts = [summary.main.count for summary in summaries.values()]
+    listed = ", ".join(f"{label} {count}" for label, count in zip(labels.values(), counts, strict=True))
+    divisor = "; standard deviations divide by n - 1" if max(counts) > 1 else ""
+    alone = "; one seed does not tell how much another one differs" if min(counts) == 1 else ""
+    yield f"seeds: {f'{counts[0]} per task' if len(set(counts)) == 1 else listed}{divisor}{alone}"
+    for task, summary in summaries.items():
+        if num_scored := constants.get(task, NO_CONSTANTS).num_scored:
+            error = error_in_words(summary.main_score, summary.main.median, num_scored, benchmark.unit)
+            advice = ": a difference of two models below twice that is weak evidence" if error else ""
+            yield f"{labels[task]}: dev has {num_scored:,} {benchmark.unit}{error}{advice}"
+    if session.checkpoint.from_scratch:
+        yield "random weights: only the architecture of the checkpoint, none of its weights"
+    for task, summary in summaries.items():
+        if summary.num_trials > 1:
+            yield (
+                f"{labels[task]}: {summary.trial}, selected from {summary.num_trials} combinations by the highest median "
+                "on the same dev set"
+            )
+    if any(result.checkpoint == "checkpoint_best.pt" for result in results):
+        yield "each run is scored at its best epoch on the same dev set"
+    yield from dict.fromkeys(note for result in results for note in result.notes)
+
+
+def export_notice(out: Path, best: RunResult, flags: str = "") -> str:
+    """Return the line that says how the best run of a table is exported; ``flags`` begin with a space."""
+    checkpoint = shlex.quote(str(out / best.directory / best.checkpoint))
+    return f"to export the run that is best on dev: amos export {checkpoint} HF_DIR{flags}"

@@ -1,0 +1,65 @@
+"""The table of a benchmark, its notes, and what a second command finds in OUT."""
+
+import dataclasses
+import json
+
+import pytest
+from benchmark_summary import make_result
+from toy_benchmark import HYPERPARAMETERS, Toy
+
+from amos_fairseq.experiments.records import ConstantScores, summarize
+from amos_fairseq.experiments.table import common_notes, run_benchmark, schedules_in_words
+
+
+@pytest.fixture
+def toy(tmp_path, trainings):
+    def benchmark(**changed):
+        toy = Toy(tmp_path, **changed)
+        toy.title, toy.columns = "Toys", {"absent": "Absent", "score": "Score", "other": "Other"}
+        toy.constants = lambda: {"Toy": ConstantScores(100, {"constant": {"score": 1.0}})}
+        return toy
+
+    return benchmark
+
+
+def test_a_benchmark_of_the_interface_alone_gets_its_table(toy, tmp_path):
+    """With nothing but flags, scores and columns: a row for each task, the common notes, and the three files."""
+    benchmark = toy()
+    (schedule,) = schedules_in_words(benchmark)
+    assert schedule == "Toy: learning rate 0.001, 64 examples in batches of 16, 2 epochs, 8 updates"
+    outcome = run_benchmark(benchmark)
+    assert outcome.table.title == "Toys: median ± standard deviation over seeds"
+    assert outcome.table.columns == ["", "Score", "Other"]
+    rows = [["Toy: amos (random weights)", "70.0 ± 10.0", "1.0 ± 0.0"], ["Toy: constant", "1.0", "-"]]
+    assert outcome.table.rows == rows
+    assert outcome.table.notes == [
+        "fine-tuning settings: recipe r (a recipe; values for base models)",
+        "seeds: 3 per task; standard deviations divide by n - 1",
+        "Toy: dev has 100 rows",
+        "random weights: only the architecture of the checkpoint, none of its weights",
+        "each run is scored at its best epoch on the same dev set",
+        "toy data",
+    ]
+    assert [path.name for path in outcome.files] == ["toy.md", "toy.csv", "toy.json"]
+    assert json.loads((tmp_path / "toy.json").read_text())["tasks"]["Toy"]["scores"]["score"]["median"] == 70.0
+
+
+def test_a_table_has_the_results_of_the_last_command_and_counts_the_others(toy, tmp_path):
+    run_benchmark(toy())
+    other = toy(seeds=(1, 2), trials=(dataclasses.replace(HYPERPARAMETERS, lr=2e-3),))
+    outcome = run_benchmark(other)
+    assert outcome.table.rows[0][1] == "70.0 ± 14.1"
+    assert outcome.table.notes[-1] == f"{tmp_path} also holds 3 results of other settings or tasks"
+    assert [run["seed"] for run in json.loads((tmp_path / "toy.json").read_text())["runs"]] == [1, 2]
+
+
+def test_what_one_seed_and_a_small_dev_set_say(tmp_path):
+    best, toy = make_result("Toy", 1, "accuracy", {"accuracy": 75.0}), Toy(tmp_path)
+    for unit, at_least in (("rows", "about"), ("words", "at least")):
+        toy.unit = unit
+        notes = list(common_notes(toy, [best], summarize([best]), {"Toy": ConstantScores(1067, {})}))
+        assert notes[1] == "seeds: 1 per task; one seed does not tell how much another one differs"
+        assert notes[2] == (
+            f"Toy: dev has 1,067 {unit}; standard error of accuracy {at_least} 1.3: "
+            "a difference of two models below twice that is weak evidence"
+        )
