@@ -90,7 +90,7 @@ def test_card_states_what_is_in_the_checkpoint(runs, tmp_path):
 def test_card_has_the_scores_of_the_result(tmp_path, monkeypatch):
     run = write_run(tmp_path / "run", classes=2)
     scores = {"accuracy": 71.25, "macro_f1": 70.0}
-    result = SimpleNamespace(checkpoint="checkpoint_last.pt", scores=scores, identity={"data_sha256": "0a1b"})
+    result = SimpleNamespace(checkpoint="checkpoint_last.pt", scores=scores, settings={"data_sha256": "0a1b"})
     monkeypatch.setattr(export_module, "read_result", lambda folder: result)
     card = card_of(run, tmp_path / "out")
     assert "| Scores on dev | accuracy 71.25, macro_f1 70; one seed |" in card
