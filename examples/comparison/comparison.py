@@ -68,11 +68,11 @@ class Comparison:
 
     def _check_glue(self) -> None:
         """Make the checks of ``amos glue`` before pretraining."""
-        glue, own = self.options.glue / "tokenizer", self.first_shard / "tokenizer"
-        for task in self.options.tasks:
-            read_text_data(self.options.glue / task)
-        if not (own.is_dir() and glue.is_dir() and directory_sha256(glue) == directory_sha256(own)):
-            raise UserError(f"{self.options.glue} was not prepared with the tokenizer {own}: prepare it with that one")
+        own = self.first_shard / "tokenizer"
+        for folder in (self.options.glue / task for task in self.options.tasks):
+            read_text_data(folder)
+            if not (own.is_dir() and directory_sha256(folder / "tokenizer") == directory_sha256(own)):
+                raise UserError(f"{folder} was not prepared with the tokenizer {own}: prepare it with that one")
 
     def claim(self) -> None:
         """Reserve OUT for this budget and these settings; raise :class:`UserError` if it contains others."""
