@@ -52,8 +52,6 @@ def whole_file(path: str) -> Iterator[str]:
         with contextlib.suppress(OSError):  # already removed, or owned by another user
             os.unlink(left)
     unfinished = f"{prefix}{os.getpid()}{extension}"
-    with contextlib.suppress(FileNotFoundError):  # a link of this name would be followed
-        os.unlink(unfinished)
     try:
         yield unfinished
         with open(unfinished, "rb") as file:
@@ -121,18 +119,6 @@ def take_lock(path: str | os.PathLike, problem: str, advice: str) -> FileLock:
             raise
         logger.warning("%s cannot be locked (%s): start no second command there", path, error.strerror)
     return lock
-
-
-@contextlib.contextmanager
-def locked(path: str | os.PathLike, problem: str, advice: str) -> Iterator[None]:
-    """Hold :func:`take_lock` during the body, and then remove the lock's file."""
-    lock = take_lock(path, problem, advice)
-    try:
-        yield
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(path)  # while it is held: a process that waits for it notices that its file is gone
-        lock.release()
 
 
 def _write_holder(descriptor: int) -> None:

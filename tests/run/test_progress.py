@@ -1,4 +1,4 @@
-"""What a run prints: its cost, and the time to the end; what the console leaves out."""
+"""What a run prints: the time to its end."""
 
 import logging
 import logging.config
@@ -7,12 +7,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from fairseq import models
 from fairseq.logging import metrics, progress_bar
 from omegaconf import OmegaConf
 
-from amos_fairseq.flops.configuration import build_task
-from amos_fairseq.recipes.composition import compose_recipe
 from amos_fairseq.run import hooks, progress
 
 
@@ -30,26 +27,6 @@ def only_progress(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(hooks, "active", [progress.Progress()])
     yield
     metrics.reset()
-
-
-@pytest.fixture(scope="module")
-def pretraining() -> SimpleNamespace:
-    """A stand-in for the trainer of mlm_tiny before its first update, with what the cost depends on."""
-    cfg = compose_recipe("mlm_tiny", ["distributed_training.distributed_world_size=2", "optimization.update_freq=[3]"])
-    task = build_task(cfg.task, 405)
-    model = models.build_model(cfg.model, task)
-    return SimpleNamespace(cfg=cfg, task=task, get_model=lambda: model, get_num_updates=lambda: 0)
-
-
-def cost_lines(caplog: pytest.LogCaptureFixture, trainer: SimpleNamespace, **changes: Any) -> list[str]:
-    """The messages about the cost of a run, whose settings and position are changed."""
-    changed = SimpleNamespace(**vars(trainer) | {"cfg": trainer.cfg.copy()})
-    changed.cfg.merge_with_dotlist([f"{key}={value}" for key, value in changes.items() if "." in key])
-    vars(changed).update({key: value for key, value in changes.items() if "." not in key})
-    caplog.clear()
-    with caplog.at_level(logging.INFO):
-        hooks.load_checkpoint(lambda cfg, trainer: (None, None), changed.cfg.checkpoint, changed)
-    return caplog.messages
 
 
 def train_epoch(clock: list[float], updates: int, seconds: float, first: Sequence[float], max_update: int) -> None:

@@ -2,7 +2,6 @@
 
 import contextlib
 import hashlib
-import math
 import os
 import signal
 import socket
@@ -143,19 +142,7 @@ def test_a_branch_begins_in_a_constant_part_and_once(of_file, of_last, changes, 
 POSITIONS = {"relative_position_scheme": "t5", "relative_position_buckets": 32, "relative_position_max_distance": 128}
 POSITIONS["layer_norm_eps"] = 1e-5
 NO_POSITIONS = {**POSITIONS, "relative_position_scheme": "none"}
-POSITION = {"version": 2, "epoch": 2, "iterations_in_epoch": 3, "shuffle": True, "blocks_in_epoch": 12}
-NO_POSITION = {"epoch": "2", "iterations_in_epoch": -1, "blocks_in_epoch": 1.5, "phase_start": "2"}
 HISTORY = {"num_updates": 7, "criterion_name": "A", "optimizer_name": "B", "lr_scheduler_state": {}}
-WHOLE = {
-    "model": {"weight": torch.zeros(2)},
-    "optimizer_history": [HISTORY],
-    "extra_state": {"train_iterator": POSITION, "previous_training_time": 3.5, "best": math.inf},
-    "last_optimizer_state": {"state": {0: {}}, "param_groups": [{"params": [0], "lr": 0.1}]},
-}
-OPTIMIZER = WHOLE["last_optimizer_state"]
-START = {"finetune_from_model": None, "reset_optimizer": False, "reset_dataloader": False, "reset_meters": False}
-AVERAGE = {"val": 1.0, "sum": torch.tensor(2.0), "count": 2, "round": 3}
-METERS = [(10, "loss", "AverageMeter", AVERAGE), (20, "wall", "TimeMeter", {"init": 1.5, "n": 0, "round": 0})]
 
 
 @pytest.mark.parametrize(

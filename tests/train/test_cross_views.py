@@ -141,18 +141,14 @@ def test_what_does_not_fit_is_refused_in_one_line(place, tmp_path, capsys):
     files = ["--train", source, "--dev", source]
     for flags, message in (
         (["--data", data["pos"], "--views", "full"], "--views full needs sentences without labels: give them with"),
-        ([*files, "--views", "full"], "--views full needs sentences without labels"),
         ([*files, "--unlabeled", source], "only --views learn from these sentences: give --views, or leave it out"),
         ([*files, "--unlabeled", source, "--views", "full,up"], "'up' is no view: give some of full,forward,backward"),
         (["--data", data["ner"], "--views", "full,full"], "'full' is there twice"),
         (["--data", data["ner"], "--views", "full", "--view-layers", "all"], "no effect with --views full"),
-        (["--data", data["ner"], "--views", "full", "--freeze-encoder"], "--views train the encoder, which --freeze"),
         (["--data", data["pos"], "--view-layers", "all"], "--view-layers has no effect without --views"),
-        (["--data", data["pos"], "--view-targets", "hard"], "--view-targets has no effect without --views"),
         (["--data", data["ner"], "--views", "full", "--view-heads", "one"], "no effect on a single column"),
         (["--data", data["ner"], "--views", "full", "--view-confidence", "1"], "--view-confidence 1.0 must be"),
         (["--data", data["pos"], "--labeled", "3"], "--labeled is for raw files"),
-        (["--data", data["pos"], "--data", data["pos"]], "is another folder of the column pos"),
         (["--data", data["pos"], "--label-smoothing", "1"], "--label-smoothing 1.0 must be"),
     ):
         assert message in error_line(capsys, main, "tag", *start, *flags, reports_progress=True), flags
