@@ -127,7 +127,7 @@ class HeadOutputs:
             spans; "trees", where they are relations.
         labels: names of the outputs in their order; none of a number.
         name: of the task or column, as the user wrote it.
-        text_columns, header, csv_quotes: how the table of the texts was read.
+        text_columns, header: how the table of the texts was read.
         raw_text: whether a sentence had its text as it is written, with spaces between some words alone.
     """
 
@@ -136,7 +136,6 @@ class HeadOutputs:
     name: str = ""
     text_columns: list[str] = dataclasses.field(default_factory=list)
     header: bool = True
-    csv_quotes: bool = False
     raw_text: bool = False
 
     @classmethod
@@ -146,7 +145,7 @@ class HeadOutputs:
         if kind not in HEAD_KINDS or (kind == "number") == bool(labels) or (labels and not are_labels(labels)):
             raise ValueError(f"kind {kind!r:.60} with {len(labels):,} labels is not what a head predicts")
         name, *columns = map(text_in, [field(content, "name", str), *field(content, "text_columns", list)])
-        options = {name: field(content, name, bool) for name in ("header", "csv_quotes", "raw_text")}
+        options = {name: field(content, name, bool) for name in ("header", "raw_text")}
         return cls(kind, labels, name, columns, **options)
 
 

@@ -9,6 +9,7 @@ from amos_fairseq.adaptation.command import NEW, OBJECTIVES, SELF, Adaptation, c
 from amos_fairseq.cli import prepare
 from amos_fairseq.cli.arguments import add_overrides, add_subcommand, import_fairseq
 from amos_fairseq.errors import UserError
+from amos_fairseq.inputs import BLANK, LINE
 
 DESCRIPTION = """\
 Train MODEL further on TEXT: MODEL is imported, the text is encoded with its tokenizer, and the training begins with a new
@@ -42,8 +43,7 @@ def add_parser(subparsers: Any) -> None:
     add("--minutes", type=float, default=0.0, metavar="N", help=text)
     add("--length", type=int, default=128, metavar="TOKENS", help="tokens of a block of text")
     add("--batch-size", type=int, default=32, metavar="N", help="blocks of an update")
-    text = "what ends a document, as for amos prepare text"
-    add("--document", metavar="blank|line|N", help=text)
+    add("--document", choices=(BLANK, LINE), default=BLANK, help="what ends a document, as for amos prepare text")
     add("--cpu", action="store_true", help="do not use GPUs, as --set common.cpu=true")
     add_overrides(parser, "optimization.lr=[1e-4]")
     parser.set_defaults(prepare=subparsers.choices["prepare"])
@@ -61,7 +61,7 @@ def run(arguments: argparse.Namespace) -> None:
     adaptation = Adaptation(
         model=str(arguments.model.absolute()),
         texts=[str(text.absolute()) for text in arguments.text],
-        document=arguments.document or "",
+        document=arguments.document,
         objective=arguments.objective or "",
         generator=generators,
         tokenizer=str(arguments.tokenizer.absolute()) if arguments.tokenizer else "",
@@ -79,7 +79,7 @@ def run(arguments: argparse.Namespace) -> None:
 
     def prepare_text(out: Path, tokenizer: Path) -> None:
         words = ["text", *map(str, arguments.text), "--out", str(out), "--tokenizer", str(tokenizer)]
-        words += ["--document", arguments.document] if arguments.document else []
+        words += ["--document", arguments.document]
         prepare.run(arguments.prepare.parse_args(words, argparse.Namespace(for_adapt=True)))
 
     adapt(adaptation, out, prepare_text)

@@ -7,6 +7,7 @@ from typing import Any
 from amos_fairseq.cli import fine_tuning
 from amos_fairseq.cli.arguments import add_subcommand
 from amos_fairseq.errors import UserError
+from amos_fairseq.inputs import LABEL_COLUMN, TEXT_COLUMN
 
 DESCRIPTION = """\
 Fine-tune a checkpoint of this package on any table of texts, or pairs of texts, with a class, several labels or a number: TSV,
@@ -27,22 +28,22 @@ def add_parser(subparsers: Any) -> None:
     add("--dev", metavar="FILE", type=Path, help=text)
     text = "OUT of this command as --checkpoint: label all rows of FILE with its best run, and write them to the file --out"
     add("--predict", metavar="FILE", type=Path, help=text)
-    text = "column of the texts, or two for pairs (default: one with a usual name, such as text, or the only one)"
+    text = f"column of the texts, or two for pairs (default: {TEXT_COLUMN})"
     add("--text", metavar="COLUMN", nargs="+", help=text)
-    text = "column of the labels (default: one with a usual name, such as label, or the only one besides the texts)"
+    text = f"column of the labels (default: {LABEL_COLUMN})"
     add("--label", metavar="COLUMN", help=text)
-    text = "classes: one of several; labels: any number a row; number (default: inferred, unless it is in doubt)"
+    text = "classes: one of several; labels: any number a row; number (default: labels for lists, number if all labels are "
+    text += "numbers and some have a fraction, else classes; printed)"
     add("--kind", choices=("classes", "labels", "number"), help=text)
     text = "between the labels of a row, with --kind labels; lists in JSON lines and Parquet need none"
     add("--label-separator", metavar="TEXT", default=",", help=text)
     add("--no-header", action="store_true", help="the first line is a row; the columns are called 1, 2, ...")
-    add("--csv-quotes", action="store_true", help="quotes in .tsv are those of CSV (default: ordinary characters)")
     fine_tuning.add_arguments(parser, None, recipe="own_labels")
 
 
 def run(arguments: argparse.Namespace) -> None:
     if arguments.predict is not None:
-        fine_tuning.check_prediction(arguments, "text", "no_header", "csv_quotes")
+        fine_tuning.check_prediction(arguments, "text", "no_header")
     elif arguments.train is None:
         raise UserError("give the table to train on as --train, or one to label as --predict")
     else:

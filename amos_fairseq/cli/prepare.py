@@ -13,7 +13,7 @@ from typing import Any
 from amos_fairseq.cli.arguments import HelpFormatter, add_label_columns, add_subcommand, add_unlabeled
 from amos_fairseq.downstream.texts.glue.tasks import TASKS
 from amos_fairseq.fairseq_import import root_logger_kept
-from amos_fairseq.inputs import TEXT_COLUMN
+from amos_fairseq.inputs import BLANK, LINE, TEXT_COLUMN
 from amos_fairseq.output.terminal import ending_in_one_line
 from amos_fairseq.text import DEFAULT_VOCAB_SIZE
 
@@ -87,21 +87,17 @@ def add_text(kinds: Any) -> None:
     description = """\
 Convert raw text to a binarized corpus for fairseq-train.
 
-Inputs are UTF-8: JSON lines with one document per line ({"text": ...}), under any name; .csv and .tsv with a document in the
-column text of each row; anything else plain text with one paragraph per line and blank lines between documents, or one
-sentence per line; each also compressed by gzip, xz or zstd. Tables may also be Parquet, and folders that save_to_disk of
-Hugging Face's datasets wrote (pip install 'amos_fairseq[data]'). NUL characters are removed. All processors are used, in
-constant memory. An interrupted run continues when the command is repeated."""
+Inputs are UTF-8, and the suffix says what they are: .jsonl (or .json) has a document per line ({"text": ...}); .tsv, .csv,
+.parquet and folders that save_to_disk of Hugging Face's datasets wrote have one in the column text of each row (the last two
+need pip install 'amos_fairseq[data]'); anything else is plain text with one paragraph per line and a blank line between
+documents. .gz, .xz and .zst behind it are decompressed. The first document of each file is printed before any work. NUL
+characters are removed. All processors are used, in constant memory. An interrupted run continues when the command is
+repeated."""
     add = add_kind(kinds, TEXT, "text to a corpus for pretraining (where no kind is given)", description)
     add("text", nargs="+", type=Path, metavar="TEXT", help="input files, in the order of the corpus")
-    text = f"column of tables, or field of .jsonl, that has the text (default: {TEXT_COLUMN})"
-    add("--text-column", metavar="NAME", help=text)
-    text = (
-        "what ends a document of plain text: a blank line, each line, or N lines (default: line where no blank line is "
-    )
-    text += "between lines, else blank; printed)"
-    add("--document", metavar="blank|line|N", help=text)
-    add("--csv-quotes", action="store_true", help="quotes in .tsv are those of CSV (default: ordinary characters)")
+    text = "column of tables, or field of .jsonl, that has the text"
+    add("--text-column", metavar="NAME", default=TEXT_COLUMN, help=text)
+    add("--document", choices=(BLANK, LINE), default=BLANK, help="what ends a document of plain text")
     add("--out", required=True, type=Path, metavar="DIR", help="output directory; its path must not contain a colon")
     vocabulary = kinds.choices[TEXT].add_mutually_exclusive_group().add_argument
     text = "use an existing one: a tokenizer directory of a corpus or run, or one with a Hugging Face tokenizer.json"

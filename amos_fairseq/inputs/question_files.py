@@ -14,10 +14,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from amos_fairseq.errors import UserError, explain_os_errors
+from amos_fairseq.errors import UserError
 from amos_fairseq.inputs import UNSPACED
-from amos_fairseq.inputs.file_kinds import FOLDER, JSONL, PARQUET, UTF8_MARK, look_at
-from amos_fairseq.inputs.input_files import TableFile, is_blank, read_content
+from amos_fairseq.inputs.files import FOLDER, PARQUET, UTF8_MARK, is_blank, kind_and_compression, kind_of, read_content
+from amos_fairseq.inputs.tables import TableFile
 from amos_fairseq.strangers import (
     LARGEST_COUNT,
     field,
@@ -179,17 +179,10 @@ def _read_paragraphs(path: Path, content: Any) -> list[Paragraph]:
 
 def _read_content(path: Path) -> Any:
     """Return the content of a JSON file, or the rows of a table as a list."""
-    kind, lines = look_at(path)
-    is_table = kind in (PARQUET, FOLDER)
-    if kind == JSONL:  # further lines may be too long to be looked at
-        is_table = len(lines) > 1 or b"\n" in read_content(path, LARGEST_FILE_BYTES).strip()
-    if is_table:
+    if kind_of(path) in (PARQUET, FOLDER) or kind_and_compression(path)[0] in (".jsonl", ".ndjson"):
         rows = (row for _, row in TableFile(path).rows())
         return [{name: value for name, value in row.items() if value is not None} for row in rows]
-    if not path.is_file():  # opening a pipe would wait for its writer
-        raise UserError(f"{path}: no such file")
-    with explain_os_errors(f"{path} cannot be read"):
-        text = read_content(path, LARGEST_FILE_BYTES).removeprefix(UTF8_MARK)  # plain, or compressed as .gz, .xz, .zst
+    text = read_content(path, LARGEST_FILE_BYTES).removeprefix(UTF8_MARK)  # plain, or compressed as .gz, .xz, .zst
     try:
         content = parse_json(text, object)
     except ValueError as error:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.inputs import UNSPACED
-from amos_fairseq.inputs.input_files import is_blank
+from amos_fairseq.inputs.files import is_blank
 from amos_fairseq.inputs.schemes import notation_of
 from amos_fairseq.output.terminal import say
 

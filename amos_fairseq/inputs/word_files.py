@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.inputs.file_kinds import FIRST_LINES, FOLDER, JSONL, PARQUET, kind_of, refuse_markup
-from amos_fairseq.inputs.input_files import TableFile, is_blank, read_lines
+from amos_fairseq.inputs.files import FOLDER, JSONL, PARQUET, is_blank, kind_of, read_lines
 from amos_fairseq.inputs.schemes import notation_of
 from amos_fairseq.inputs.sentences import Sentence, WordFile, join_unspaced_words, spaces_in
+from amos_fairseq.inputs.tables import TableFile
 
 WORD = "word"  # in --columns, the column of the words
 # Names of the columns after the word, by their number: CoNLL-2000 has two, CoNLL-2003 three. The second of two is called ner if
@@ -135,7 +135,6 @@ def _read_word_lines(path: Path, rows: list[Row], names: Sequence[str] | None, l
     # Paragraphs of equal length are no columns.
     is_text = count < MOST * len(words) or not has_blank_lines or all(len(block) == 1 for block in blocks)
     if not labeled and first_tab is None and is_text:
-        refuse_markup(path, [row.line for row in words[:FIRST_LINES]])
         sentences = [Sentence(cells, {}, lines=[number] * len(cells)) for number, _, cells in rows if cells]
         glued = sum(bool(_GLUED.search(row.cells[-1])) for row in words)
         advice = "if signs are words in the labeled data, separate them by blanks"

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import file_sha256, json_text
-from amos_fairseq.inputs.input_files import read_lines
+from amos_fairseq.inputs.files import read_lines
 from amos_fairseq.inputs.schemes import notation_of, spans_of
 from amos_fairseq.inputs.sentences import Sentence, join_words, spaces_in
 from amos_fairseq.inputs.word_files import heads_of, read_conllu, read_sentences

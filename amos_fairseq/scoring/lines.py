@@ -19,7 +19,7 @@ from torch import Tensor
 from amos_fairseq.checkpoints.read import LoadedCheckpoint
 from amos_fairseq.errors import UserError, explain_os_errors
 from amos_fairseq.files import whole_file
-from amos_fairseq.inputs.input_files import decoded_lines, read_lines
+from amos_fairseq.inputs.files import decoded_lines, read_lines
 from amos_fairseq.output.terminal import progress_bar, say
 from amos_fairseq.scoring.token_scorers import TokenScorer
 

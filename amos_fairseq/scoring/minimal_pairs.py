@@ -20,7 +20,7 @@ from typing import Any
 from amos_fairseq.checkpoints.read import LoadedCheckpoint
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import csv_text, distinct_names, file_sha256, json_text, write_text
-from amos_fairseq.inputs.input_files import read_lines
+from amos_fairseq.inputs.files import read_lines
 from amos_fairseq.output.tables import Table, format_score
 from amos_fairseq.output.terminal import say
 from amos_fairseq.scoring import PAIR_SUFFIXES

@@ -21,7 +21,6 @@ import numpy as np
 
 import amos_worker
 from amos_fairseq.errors import UserError
-from amos_fairseq.inputs.input_files import is_much
 from amos_fairseq.text.tokenization import load_tokenizer
 from amos_fairseq.text.tokenization.tokenizer import Tokenizer
 
@@ -35,6 +34,8 @@ USUAL_MAX_POSITIONS = (64, 128, 256, 512)
 COUNTS = ("documents", "paragraphs", "words", "bytes", "pieces", "tokens", "unknown", "measured", "dropped")
 OTHER_CHECKPOINT = "a model does not see this share: start from a checkpoint with another tokenizer"
 BATCH_ROWS = 1000
+# A share of lost text above this is a reason to warn, but not a handful of places: a tiny file has any share.
+LARGEST_SHARE, HANDFUL = 0.001, 5
 # Applies a function to tasks, and yields the results in their order, as ``map`` does.
 Map = Callable[[Callable[[Any], Any], Iterable[Any]], Iterator[Any]]
 
@@ -204,6 +205,11 @@ def encode_batch(batch: list[tuple[str, ...]]) -> tuple[list[tuple[np.ndarray, l
         ids = np.array([index for line in lines for index in (*line, END_ID)], dtype=np.int32)
         texts.append((ids, [len(line) + 1 for line in lines]))
     return texts, (unknown, *_tokenizer.count_dropped([text for row in batch for text in row]))
+
+
+def is_much(number: int, share: float) -> bool:
+    """Return whether so many places, with this share of the text, are a reason to warn."""
+    return number > HANDFUL and share > LARGEST_SHARE
 
 
 def lost_shares(unknown: int, pieces: int, measured: int, dropped: int) -> dict[str, float]:

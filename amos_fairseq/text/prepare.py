@@ -37,10 +37,8 @@ from amos_fairseq.files import (
     take_lock,
     whole_folder,
 )
-from amos_fairseq.inputs import TEXT_COLUMN
-from amos_fairseq.inputs.documents import BLANK, LINE, read_documents
-from amos_fairseq.inputs.file_kinds import TEXT, kind_of
-from amos_fairseq.inputs.input_files import files_of, is_much
+from amos_fairseq.inputs.documents import DocumentFile
+from amos_fairseq.inputs.files import files_of
 from amos_fairseq.output.terminal import progress_bar, say
 from amos_fairseq.process import version_of
 from amos_fairseq.recipes import planned_text
@@ -53,6 +51,7 @@ from amos_fairseq.text.encoding import (
     encode_file,
     encoded_file,
     in_own_process,
+    is_much,
     join_encoded,
     lost_shares,
     number_of_processes,
@@ -97,7 +96,10 @@ def run(arguments: argparse.Namespace) -> None:
     if out.exists() and not out.is_dir():
         raise UserError(f"--out {out} is not a directory")
     settings, workers = _settings(arguments), number_of_processes(arguments.workers)
-    _check_texts(paths, settings, arguments.text_column)
+    if len({path.resolve() for path in paths}) < len(paths):
+        raise UserError("the same input file is given twice")
+    for path in paths:
+        DocumentFile(path, settings.text_column, settings.document).print_first()
     inputs = _describe_inputs(paths)
     if is_finished_corpus(out, settings.describe(), inputs):
         say(f"{out} is finished already, with these inputs and settings: nothing to do")
@@ -369,18 +371,6 @@ def is_finished_corpus(out: Path, settings: dict[str, Any], inputs: list[dict[st
     return True
 
 
-def _check_texts(paths: list[Path], settings: CorpusSettings, column: str | None) -> None:
-    for path in paths:
-        next(filter(None, read_documents(path, settings.text_column, settings.csv_quotes, LINE)))
-    if len({path.resolve() for path in paths}) < len(paths):
-        raise UserError("the same input file is given twice")
-    are_texts = [kind_of(path) == TEXT for path in paths]
-    if column is not None and all(are_texts):
-        raise UserError(f"--text-column {column}: no input has columns, they are all plain text: remove the flag")
-    if settings.document is not None and not any(are_texts):
-        raise UserError(f"--document {settings.document}: no input is plain text: remove the flag")
-
-
 def _settings(arguments: argparse.Namespace) -> CorpusSettings:
     if not 0 < arguments.valid_share < 1:
         raise UserError(f"--valid-share {arguments.valid_share} must be between 0 and 1")
@@ -412,9 +402,8 @@ def _settings(arguments: argparse.Namespace) -> CorpusSettings:
         seed=arguments.seed,
         valid_share=arguments.valid_share,
         **sizes,
-        text_column=arguments.text_column or TEXT_COLUMN,
-        csv_quotes=arguments.csv_quotes,
-        document=_document_end(arguments.document),
+        text_column=arguments.text_column,
+        document=arguments.document,
         protected=protected or None,
         character_coverage=arguments.character_coverage,
         part=_part(arguments.shard),
@@ -446,14 +435,6 @@ def _with_protected(tokenizer: Tokenizer, tokens: list[str], path: Path) -> Toke
         return tokenizer.with_protected(tokens)
     except UserError as error:
         raise UserError(f"--tokenizer {path} with --protect: {error}") from error
-
-
-def _document_end(value: str | None) -> str | int | None:
-    if value in (None, BLANK, LINE):
-        return value
-    if not re.fullmatch("[1-9][0-9]{0,14}", value):
-        raise UserError(f"--document {value}: give {BLANK}, {LINE}, or a number of lines from 1 on")
-    return int(value) if int(value) > 1 else LINE
 
 
 def _read_tokenizer(arguments: argparse.Namespace) -> Tokenizer:

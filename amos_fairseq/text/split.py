@@ -14,15 +14,14 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.inputs import TEXT_COLUMN
-from amos_fairseq.inputs.documents import BLANK, LINE, document_end, read_documents
-from amos_fairseq.inputs.file_kinds import OnRead
+from amos_fairseq.inputs import BLANK, TEXT_COLUMN
+from amos_fairseq.inputs.documents import DocumentFile
+from amos_fairseq.inputs.files import OnRead
 from amos_fairseq.output.terminal import say
 from amos_fairseq.text.tokenization.tokenizer import Tokenizer
 
 VALID, SAMPLE = "valid.txt", "sample.txt"
 GROUPS_PER_SHARD = 16  # small enough to form shards of nearly equal size
-_MANY_LINES = 1000  # in a document of plain text, on average: a blank line may be there by chance
 _MANY_COPIES = 0.1  # of the documents
 FILE_BYTES = 1 << 22  # of text: what a process encodes at a time, and an interrupted run at most repeats
 
@@ -41,8 +40,7 @@ class CorpusSettings:
     valid_bytes: int
     sample_bytes: int
     text_column: str = TEXT_COLUMN
-    csv_quotes: bool = False  # in .tsv
-    document: str | int | None = None  # what ends a document of plain text; None: it is inferred
+    document: str = BLANK  # what ends a document of plain text
     protected: list[str] | None = None  # tokens of a learned vocabulary; a given tokenizer has its own
     character_coverage: float | None = None  # of a learned vocabulary; None: the rule of vocabulary.py
     part: list[int] | None = None  # index and number: one of several machines, which encodes some of the shards
@@ -54,7 +52,7 @@ class CorpusSettings:
 
 @dataclass
 class Split:
-    inputs: list[dict[str, Any]]  # documents of each, rows without text, and what ends a document
+    inputs: list[dict[str, Any]]  # documents of each, and rows without text
     sample: dict[str, str | int]  # name, documents, paragraphs and bytes of the text for the vocabulary
     train: list[list[int]]  # bytes of the files of training text, in groups: a shard consists of whole groups
 
@@ -99,36 +97,17 @@ def split_corpus(inputs: list[Path], directory: Path, settings: CorpusSettings, 
     The order is that of the inputs, but for documents that were among the smallest hashes for a while.
     """
     seed = str(settings.seed).encode("ascii")
-    ends = [document_end(path, settings.document) for path in inputs]
-    if settings.document is None and LINE in ends:
-        by_line = [path for path, end in zip(inputs, ends, strict=True) if end == LINE]
-        others = f" and {len(by_line) - 1:,} more" if len(by_line) > 1 else ""
-        say(
-            f"no blank lines in {by_line[0]}{others}, so each line is a document; --document blank makes a file one document, "
-            "--document N makes N lines one"
-        )
-    counts = [{"documents": 0, "without_text": 0, "document": end} for end in ends]
+    files = [DocumentFile(path, settings.text_column, settings.document) for path in inputs]
     total = paragraphs = 0
     valid, sample = SmallestHashes(settings.valid_bytes), SmallestHashes(settings.sample_bytes)
     with _TrainingText(directory, max(1, settings.shard_bytes // GROUPS_PER_SHARD)) as train:
-        for path, end, count in zip(inputs, ends, counts, strict=True):
-            before = paragraphs
-            for document in read_documents(path, settings.text_column, settings.csv_quotes, end, on_read):
-                count["documents" if document else "without_text"] += 1
-                if not document:
-                    continue
-                total += len(document)
-                paragraphs += document.count(b"\n")
-                digest = hashlib.blake2b(document, digest_size=16, key=seed).digest()
-                sample.add(int.from_bytes(digest[8:] + digest[:8], "big"), document)
-                for refused, number in valid.add(int.from_bytes(digest, "big"), document):
-                    train.write(refused, number)
-            number, lines = count["documents"], paragraphs - before
-            if settings.document is None and end == BLANK and 1 < number < lines / _MANY_LINES:
-                say(
-                    f"{path}: {number - 1:,} blank line{'s divide' if number > 2 else ' divides'} {lines:,} lines into "
-                    f"{number:,} documents; if each line is a text: --document line"
-                )
+        for document in (document for file in files for document in file.read(on_read)):
+            total += len(document)
+            paragraphs += document.count(b"\n")
+            digest = hashlib.blake2b(document, digest_size=16, key=seed).digest()
+            sample.add(int.from_bytes(digest[8:] + digest[:8], "big"), document)
+            for refused, number in valid.add(int.from_bytes(digest, "big"), document):
+                train.write(refused, number)
         candidates = valid.in_order()
         asked = min(settings.valid_share * total, settings.valid_bytes)
         heads = held_out(candidates, asked)
@@ -139,7 +118,7 @@ def split_corpus(inputs: list[Path], directory: Path, settings: CorpusSettings, 
 
         for document, number in rests_of(candidates):
             train.write(document, number)
-    documents = sum(count["documents"] for count in counts)
+    documents = sum(file.num_documents for file in files)
     say(f"{documents:,} documents of {paragraphs:,} paragraphs, {total:,} bytes of text")
     sampled = sample.in_order()
     num_sampled = sum(sampled.values())
@@ -148,7 +127,7 @@ def split_corpus(inputs: list[Path], directory: Path, settings: CorpusSettings, 
     if not train.groups:
         raise UserError(
             "nothing would be left to train on beside the validation text: give at least two different paragraphs or documents "
-            "(one JSON object per line, blank lines, or --document line; fold -s -w 4000 FILE > NEW divides a long line)"
+            "(one JSON object per line, blank lines, or --document line)"
         )
     learnable = rests_of(sampled)
     if not learnable:
@@ -165,6 +144,7 @@ def split_corpus(inputs: list[Path], directory: Path, settings: CorpusSettings, 
     )
     _write(directory / VALID, held)
     _write(directory / SAMPLE, learnable)
+    counts = [{"documents": file.num_documents, "without_text": file.without_text} for file in files]
     return Split(counts, {"name": SAMPLE, **_count(learnable)}, train.groups)
 
 

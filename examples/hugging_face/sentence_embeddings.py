@@ -38,7 +38,7 @@ Pair = tuple[str, str, float]
 
 def read_pairs(path: Path, texts: Sequence[str], score: str) -> list[Pair]:
     """Read the pairs of a table; raise :class:`UserError` for a missing column or a value that is no number."""
-    rows = read_rows(path, texts, score)
+    rows = read_rows(path, texts, score, quotes=False)
     pairs = []
     for line, sentences, number in zip(rows.ids, rows.texts, rows.labels, strict=True):
         if any(map(is_missing, (*sentences, number))):

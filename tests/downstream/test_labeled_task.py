@@ -17,7 +17,7 @@ from amos_fairseq.errors import UserError
 
 TEXT_HEAD = "sentence_classification_head"
 HEAD = {"kind": "classes", "labels": ["no", "yes"], "name": "mine", "text_columns": ["a", "b"]}
-HEAD |= {"header": False, "csv_quotes": True, "raw_text": False}
+HEAD |= {"header": False, "raw_text": False}
 
 
 def with_heads(run: Path, heads: Any) -> Path:
@@ -48,7 +48,6 @@ def test_a_checkpoint_says_what_its_heads_predict(tmp_path, capsys):
     run = write_run(tmp_path / "run", classes=2)
     assert vars(load_checkpoint(run).heads[TEXT_HEAD]) == HEAD | {"name": "", "labels": [], "text_columns": []} | {
         "header": True,
-        "csv_quotes": False,
     }
     assert vars(load_checkpoint(with_heads(run, {TEXT_HEAD: HEAD})).heads[TEXT_HEAD]) == HEAD
     with pytest.raises(UserError, match=r"has no head upos_labels \(it has sentence_classification_head\)"):

@@ -12,7 +12,7 @@ def test_kind_columns_counts_and_the_first_row(capsys):
         "classify: reviews.tsv: TSV, columns text, label: 1,200 rows; left out: 3 without label\n"
         "classify: reviews.tsv: the first: good film -> pos\n"
     )
-    print_what_was_read(Path("a.txt"), "text", [], 1, {}, "x" * 999)
+    print_what_was_read(Path("a.txt"), "text", [], 1, {}, "x" * 999, what="lines")
     assert capsys.readouterr().err == (
-        f"prepare: a.txt: text: 1 rows\nprepare: a.txt: the first: {'x' * SHOWN_CHARACTERS} ...\n"
+        f"prepare: a.txt: text: 1 lines\nprepare: a.txt: the first: {'x' * SHOWN_CHARACTERS} ...\n"
     )

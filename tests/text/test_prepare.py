@@ -82,28 +82,25 @@ def test_corpus_json_counts(corpus, inputs):
     assert max(shard["train"]["bytes"] for shard in manifest["shards"]) <= manifest["settings"]["shard_bytes"]
 
 
-def test_one_sentence_a_line(tmp_path, capsys):
-    """Two files without a blank line, and JSON lines under the name of a text: each line is a document, as --document line."""
+def test_a_document_a_line(tmp_path, capsys):
+    """Two files of text, and a table, whose rows are documents in any case. What was read is printed before the work."""
     lines = [paragraph for document in DOCUMENTS for paragraph in document]
     for name, part in (("one.txt", lines[:300]), ("two.txt", lines[300:])):
         (tmp_path / name).write_text("".join(f"{line}\n" for line in part), encoding="utf-8")
     rows = [{"text": "one more"}, {"text": None}, {"id": 1}]
-    (tmp_path / "rows.txt").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    inputs = [tmp_path / name for name in ("one.txt", "two.txt", "rows.txt")]
-    flags = ["--vocab-size", "200", "--workers", "1"]
-    main([*inputs, *flags, "--out", tmp_path / "inferred"])
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    inputs = [tmp_path / name for name in ("one.txt", "two.txt", "rows.jsonl")]
+    main([*inputs, "--document", "line", "--vocab-size", "200", "--workers", "1", "--out", tmp_path / "out"])
     error = capsys.readouterr().err
-    assert "one.txt and 1 more, so each line is a document; --document blank makes a file one document, " in error
+    assert error.startswith(
+        f"prepare: {inputs[0]}: plain text, a document a line\nprepare: {inputs[0]}: the first: {lines[0]}\n"
+    )
+    assert f"prepare: {inputs[2]}: 1 documents; left out: 2 without a text in text\n" in error
     assert f"{len(lines) + 1:,} documents of {len(lines) + 1:,} paragraphs" in error
-    manifest = json.loads((tmp_path / "inferred" / "corpus.json").read_text(encoding="utf-8"))
-    found = [[record[name] for name in ("documents", "without_text", "document")] for record in manifest["inputs"]]
-    assert found == [[300, 0, "line"], [len(lines) - 300, 0, "line"], [1, 2, None]]
-    assert manifest["settings"]["document"] is None
+    manifest = json.loads((tmp_path / "out" / "corpus.json").read_text(encoding="utf-8"))
+    found = [[record[name] for name in ("documents", "without_text")] for record in manifest["inputs"]]
+    assert found == [[300, 0], [len(lines) - 300, 0], [1, 2]]
     assert 0.005 <= manifest["valid"]["bytes"] / (manifest["valid"]["bytes"] + manifest["train"]["bytes"]) <= 0.01
-    main([*inputs, *flags, "--document", "line", "--out", tmp_path / "given"])
-    assert "no blank line" not in capsys.readouterr().err
-    binarized = {name: content for name, content in file_bytes(tmp_path / "given").items() if name != "corpus.json"}
-    assert binarized.items() < file_bytes(tmp_path / "inferred").items()
 
 
 def test_same_bytes_for_two_processes(corpus, tmp_path, monkeypatch):
@@ -296,7 +293,7 @@ def test_data_with_labels(kind, tmp_path, capsys):
     elif kind == "classify":
         file.write_text("text\tlabel\n" + "the fox hare\ta\nthe dog owl\tb\n" * 3)
         out.mkdir()
-        write_tables(out, Tables(file, file).with_columns(), load_tokenizer(tokenizer), {})
+        write_tables(out, Tables(file, file).check(), load_tokenizer(tokenizer), {})
     else:
         answer = {"text": "fox", "answer_start": 4}
         questions = [{"id": "1", "question": "the fox hare " * 3, "answers": [answer], "is_impossible": False}]

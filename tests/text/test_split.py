@@ -33,26 +33,6 @@ def run(tmp_path: Path, documents, settings=SETTINGS, files=1):
     return split, train, read_piece(directory / VALID), read_piece(directory / SAMPLE)
 
 
-@pytest.mark.parametrize(
-    ("lines", "blank", "document", "line"),
-    [
-        (2100, [1500], None, "1 blank line divides 2,100 lines into 2 documents; if each line is a text: --document"),
-        (4200, [1500, 3000], None, "2 blank lines divide 4,200 lines into 3 documents"),
-        (1900, [1500], None, None),
-        (2100, [1500], "blank", None),
-    ],
-)
-def test_few_blank_lines_are_named(tmp_path, capsys, lines, blank, document, line):
-    """They may be there by chance; what the user has asked for is not."""
-    written = [f"line {number}\n" + "\n" * (number in blank) for number in range(lines)]
-    (tmp_path / "in.txt").write_text("".join(written))
-    settings = CorpusSettings(**{**vars(SETTINGS), "document": document})
-    (tmp_path / "out").mkdir()
-    split_corpus([tmp_path / "in.txt"], tmp_path / "out", settings, lambda size: None)
-    error = capsys.readouterr().err
-    assert line in error if line else "blank line" not in error
-
-
 def test_many_copies_are_named(tmp_path, capsys):
     run(tmp_path, [*DOCUMENTS[:40], *DOCUMENTS[:20]])
     assert "20 of 60 documents (in the sample) are copies of others" in capsys.readouterr().err

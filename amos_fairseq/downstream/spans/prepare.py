@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.inputs.file_kinds import in_mib
+from amos_fairseq.inputs.files import in_mib
 from amos_fairseq.inputs.question_files import (
     LARGEST_FILE_BYTES,
     MANIFEST,

@@ -240,7 +240,7 @@ HEADINGS |= {"spearman": "Spearman", "pearson": "Pearson", "mse": "MSE"}
 def main(arguments: argparse.Namespace) -> None:
     if arguments.predict is not None:
         files = (Path(arguments.checkpoint), arguments.predict, Path(arguments.out))
-        how_to_read = (arguments.text, arguments.no_header, arguments.csv_quotes)
+        how_to_read = (arguments.text, arguments.no_header)
         number = interruptible(label_table, *files, *how_to_read, find_devices(arguments.cpu)[0])
         print(f"{arguments.out}: {number:,} rows")
         return

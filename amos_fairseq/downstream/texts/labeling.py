@@ -25,9 +25,9 @@ from amos_fairseq.errors import UserError
 from amos_fairseq.experiments.records import best_runs
 from amos_fairseq.experiments.runner import batches
 from amos_fairseq.files import csv_lines, explain_write_errors, whole_file
-from amos_fairseq.inputs.file_kinds import CSV, TSV, kind_of
-from amos_fairseq.inputs.input_files import TableFile
-from amos_fairseq.inputs.rows import BEGIN_WITH_A_QUOTE, check_columns, present_texts, texts_of
+from amos_fairseq.inputs.rows import check_columns, texts_of
+from amos_fairseq.inputs.summary import print_counts, print_first
+from amos_fairseq.inputs.tables import TableFile
 from amos_fairseq.output.terminal import progress_bar, say
 
 PREDICTION, PROBABILITY = "prediction", "probability"  # the columns that are added
@@ -81,22 +81,21 @@ def label_table(
     out: Path,
     texts: Sequence[str] | None,
     no_header: bool,
-    csv_quotes: bool,
     device: str,
     stop: threading.Event,
 ) -> int:
     """Write the rows of ``file`` to ``out`` with ``prediction`` and, for classes, ``probability``; return their number.
 
     Each row is one of ``out``. The added columns of a row without text are empty, and all columns of a row with another number
-    of them. Header and quotes are those of the table that ``results``, the OUT of ``amos classify``, was trained on.
+    of them. The columns of the texts are those that ``results``, the OUT of ``amos classify``, was trained on, unless ``texts``
+    names others.
     """
     if out.suffix.lower() not in SUFFIXES:
         raise UserError(f"--out {out}: with --predict it is a file: give a name that ends with {', '.join(SUFFIXES)}")
     best = best_runs(results, NAME, "amos classify")[NAME]
     loaded = load_checkpoint(results / best.directory / best.checkpoint)
     head = loaded.head(TEXT_HEAD)
-    has_no_names = kind_of(file) in (TSV, CSV) and not head.header
-    table = TableFile(file, not (no_header or has_no_names), csv_quotes or head.csv_quotes, all_keys=True)
+    table = TableFile(file, not no_header and head.header, all_keys=True)
     texts = texts or head.text_columns
     check_columns(table, texts, None)
     if len(texts) != len(head.text_columns):
@@ -104,28 +103,24 @@ def label_table(
     added = [PREDICTION, PROBABILITY] if head.kind == "classes" else [PREDICTION]
     if taken := set(added) & set(table.columns):
         raise UserError(f"{file} has a column {taken.pop()!r}, which is added here: rename it")
-    quotes_are_ordinary = table.kind == TSV and not (csv_quotes or head.csv_quotes)
     counted: Counter[str] = Counter()
-    num_rows = 0
 
     def labeled_rows() -> Iterator[dict[str, Any]]:
-        nonlocal num_rows
         rows = rows_in_order(table)
         while chunk := list(itertools.islice(rows, ROWS_AT_ONCE)):
-            inputs = [present_texts(texts_of(values, texts, f"{file}, line {number}")) for number, values in chunk]
-            predicted = iter(())
+            inputs = [texts_of(values, texts, f"{file}, line {number}") for number, values in chunk]
+            predicted: Iterator[dict[str, Any]] = iter(())
             if with_text := list(filter(any, inputs)):
+                if not counted["with text"]:
+                    print_first(file, table.kind, texts, " | ".join(with_text[0]), "classify")
                 encoded = encode(loaded, with_text)
                 logits = predict_logits(loaded, [encoded[index] for index in range(len(with_text))], device, stop)
                 predicted = predicted_cells(head, logits)
-                counted[f"rows of more than {loaded.model.max_positions()} tokens are cut"] += encoded.num_cut
+                counted["cut"] += encoded.num_cut
             for (_, values), row in zip(chunk, inputs, strict=True):
                 yield values | (next(predicted) if any(row) else dict.fromkeys(added))
-            num_rows += len(chunk)
-            if quotes_are_ordinary:
-                counted[BEGIN_WITH_A_QUOTE] += sum(any(text.startswith('"') for text in row) for row in inputs)
-            counted["pairs have one empty text"] += sum(any(row) and not all(row) for row in inputs)
-            counted["rows have no text: their prediction is empty"] += len(chunk) - len(with_text)
+            counted["rows"] += len(chunk)
+            counted["with text"] += len(with_text)
             bar.update(len(chunk))
 
     with (
@@ -135,12 +130,12 @@ def label_table(
         progress_bar(None, "label", "row", delay=2) as bar,
     ):
         stream.writelines(table_lines(out.suffix.lower(), [*table.columns, *added], labeled_rows()))
-    counted["rows have no text: their prediction is empty"] -= len(table.broken_lines)
-    counted["rows have another number of columns: all their columns are empty"] = len(table.broken_lines)
-    counted["lines are blank and left out"] = table.num_blank_lines
-    for what, count in (+counted).items():  # those above 0
-        say(f"{file}: {count:,} {what}", "classify")
-    return num_rows
+    num_broken = len(table.broken_lines)
+    without = {"without text": counted["rows"] - counted["with text"] - num_broken} | table.left_out
+    print_counts(file, counted["with text"], table.counted("rows are labeled"), without, "classify")
+    if counted["cut"]:
+        say(f"{file}: {counted['cut']:,} rows of more than {loaded.model.max_positions()} tokens are cut", "classify")
+    return counted["rows"]
 
 
 def rows_in_order(table: TableFile) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -174,8 +169,7 @@ def predicted_cells(head: HeadOutputs, logits: np.ndarray) -> Iterator[dict[str,
 def table_lines(suffix: str, columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> Iterator[str]:
     """Yield the lines of a table: JSON lines, or CSV, with tabs for .tsv, in which lists and objects are JSON.
 
-    In all of them a decimal number keeps its digits as text, NaN is missing (null, or an empty cell), and the infinities are
-    the texts Infinity and -Infinity, because JSON has neither.
+    NaN is missing (null, or an empty cell), and the infinities are the texts Infinity and -Infinity, because JSON has neither.
     """
     plain_rows = ({name: without_nan(row[name]) for name in columns} for row in rows)
     if suffix == ".jsonl":
@@ -185,7 +179,7 @@ def table_lines(suffix: str, columns: Sequence[str], rows: Iterable[Mapping[str,
 
 
 def as_json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, allow_nan=False, default=str)  # str: of Decimal
+    return json.dumps(value, ensure_ascii=False, allow_nan=False)
 
 
 def without_nan(value: Any) -> Any:

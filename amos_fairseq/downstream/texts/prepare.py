@@ -39,7 +39,8 @@ TABLE_OPTIONS = tuple(field.name for field in dataclasses.fields(Tables))
 
 def tables_of(arguments: argparse.Namespace) -> Tables:
     """Return the tables of ``amos classify``, whose columns are there."""
-    return Tables(**{option: getattr(arguments, option) for option in TABLE_OPTIONS}).with_columns()
+    options = {option: getattr(arguments, option) for option in TABLE_OPTIONS}
+    return Tables(**{option: value for option, value in options.items() if value is not None}).check()
 
 
 def write_task(
@@ -122,7 +123,6 @@ def write_tables(
         "text_columns": list(tables.text),
         "label_column": printable(tables.label),
         "header": not tables.no_header,
-        "csv_quotes": tables.csv_quotes,
         "notes": notes,
     }
     write_manifest(directory / TASK_FILE, description | record)

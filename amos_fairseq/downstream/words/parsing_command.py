@@ -55,7 +55,7 @@ from amos_fairseq.experiments.runner import (
 )
 from amos_fairseq.experiments.table import run_and_print
 from amos_fairseq.files import explain_write_errors, write_text
-from amos_fairseq.inputs.input_files import read_lines
+from amos_fairseq.inputs.files import read_lines
 from amos_fairseq.inputs.sentences import WordFile
 from amos_fairseq.inputs.word_files import heads_of, read_conllu
 from amos_fairseq.strangers import read_text

@@ -18,8 +18,8 @@ from amos_fairseq.downstream.texts.labeling import SUFFIXES, label_table, table_
 from amos_fairseq.downstream.texts.prepare import NAME, prepare_inside
 from amos_fairseq.errors import UserError
 from amos_fairseq.experiments.table import run_benchmark
-from amos_fairseq.inputs.input_files import TableFile
 from amos_fairseq.inputs.rows import Tables
+from amos_fairseq.inputs.tables import TableFile
 
 TEXTS = ["the quick fox", "a lazy dog", "over the end", "jumps and jumps", "brown"]
 
@@ -28,7 +28,7 @@ def trained(start: Path, out: Path, table: Path, **options: object) -> Path:
     """OUT of ``amos classify`` with random weights."""
     opened = session(start, out, NAME, seeds=1)
     with opened.preparing() as tokenizer:
-        data = prepare_inside(opened.out, Tables(table, **options).with_columns(), tokenizer)
+        data = prepare_inside(opened.out, Tables(table, **options).check(), tokenizer)
     assert not run_benchmark(open_classification(opened, data)).failures
     return out
 
@@ -39,7 +39,7 @@ def test_many_labels_are_trained_for_longer(start: Path, tmp_path: Path) -> None
     train.write_text("text\tlabel\n" + "".join(f"the dog {n}\t{'abcdefgh'[n % 8]}\n" for n in range(40)))
     opened = session(start, tmp_path / "out", NAME, recipe="own_labels")
     with opened.preparing() as tokenizer:
-        data = prepare_inside(opened.out, Tables(train).with_columns(), tokenizer)
+        data = prepare_inside(opened.out, Tables(train).check(), tokenizer)
     (trial,) = open_classification(opened, data).tasks[NAME].trials
     assert trial.min_updates == 240
 
@@ -54,7 +54,7 @@ def results(start, fake_training, tmp_path) -> Path:
 def label(results: Path, file: Path, out: Path, texts: list[str] | None = None, no_header: bool = False) -> int:
     """In parts of three rows."""
     with mock.patch("amos_fairseq.downstream.texts.labeling.ROWS_AT_ONCE", 3):
-        return label_table(results, file, out, texts, no_header, False, "cpu", threading.Event())
+        return label_table(results, file, out, texts, no_header, "cpu", threading.Event())
 
 
 def read_jsonl(file: Path) -> list[dict]:
@@ -70,16 +70,17 @@ def test_every_row_of_the_table_is_one_of_the_result(results, tmp_path, capsys):
     """The predictions are those of a table without the rows that have none."""
     whole, gaps = tmp_path / "whole.tsv", tmp_path / "gaps.tsv"
     whole.write_text("text\tid\n" + "".join(f"{text}\t{n}\n" for n, text in enumerate(TEXTS)))
-    lines = ["broken", "\t7", "\u200b\u00a0\t8", "\\N\t9", "\t10", "null\t11", f"{TEXTS[0]}\t0", "one\ttoo\tmany"]
-    lines += [f"{text}\t{n + 1}" for n, text in enumerate(TEXTS[1:])] + ["nan\t12", "broken"]
+    lines = ["broken", "\t7", "\u200b\u00a0\t8", f"{TEXTS[0]}\t0", "one\ttoo\tmany"]
+    lines += [f"{text}\t{n + 1}" for n, text in enumerate(TEXTS[1:])] + ["broken"]
     gaps.write_text("text\tid\n" + "".join(f"{line}\n" for line in lines))
     assert label(results, whole, tmp_path / "whole.jsonl") == len(TEXTS)
     expected = [[row["text"], row["prediction"]] for row in read_jsonl(tmp_path / "whole.jsonl")]
     capsys.readouterr()
     assert label(results, gaps, tmp_path / "gaps.jsonl") == len(lines)
     printed = capsys.readouterr().err
-    assert "gaps.tsv: 6 rows have no text: their prediction is empty" in printed
-    assert "gaps.tsv: 3 rows have another number of columns: all their columns are empty" in printed
+    left_out = "2 without text, 3 with another number of columns than the first line"
+    assert f"gaps.tsv: 5 rows are labeled; left out: {left_out}\n" in printed
+    assert f"gaps.tsv: the first: {TEXTS[0]}\n" in printed
     rows = read_jsonl(tmp_path / "gaps.jsonl")
     assert [row["id"] for row in rows] == [None if line.count("\t") != 1 else line.split("\t")[1] for line in lines]
     labeled = [row for row in rows if row["prediction"] is not None]
@@ -90,45 +91,36 @@ def test_every_row_of_the_table_is_one_of_the_result(results, tmp_path, capsys):
 
 
 def test_values_of_json_that_are_no_text(results, tmp_path, capsys):
-    """None, a key that is missing, and half of a surrogate pair have no label; a number is a text. JSON has no infinity."""
+    """None, a key that is missing, and half of a surrogate pair have no label; a number is a text. JSON has no NaN."""
     lines = ['{"text": null, "id": 1}', '{"id": 2}', '{"text": "half \\ud83d", "id": 3}']
-    lines += ['{"text": 7, "id": 4, "x": [Infinity]}']
+    lines += ['{"text": 7, "id": 4, "x": [NaN]}']
     (tmp_path / "t.jsonl").write_text("\n".join(lines))
     assert label(results, tmp_path / "t.jsonl", tmp_path / "l.jsonl") == 4
     rows = read_jsonl(tmp_path / "l.jsonl")
-    assert [(row["id"], row["x"]) for row in rows] == [(1, None), (2, None), (3, None), (4, ["Infinity"])]
+    assert [(row["id"], row["x"]) for row in rows] == [(1, None), (2, None), (3, None), (4, [None])]
     assert [row["prediction"] is None for row in rows] == [True, True, True, False]
-    assert "3 rows have no text" in capsys.readouterr().err
+    assert "left out: 3 without text\n" in capsys.readouterr().err
 
 
 def test_a_table_without_a_header(results, tmp_path):
     (tmp_path / "t.tsv").write_text("".join(f"{n}\t{text}\n" for n, text in enumerate(TEXTS)))
-    with pytest.raises(UserError, match=r"no column 'text': give --text with one of 0, the quick fox \(or --no-header"):
+    with pytest.raises(UserError, match="no column 'text', it has 0, the quick fox"):
         label(results, tmp_path / "t.tsv", tmp_path / "l.jsonl")
     assert label(results, tmp_path / "t.tsv", tmp_path / "l.jsonl", ["2"], no_header=True) == len(TEXTS)
     rows = read_jsonl(tmp_path / "l.jsonl")
     assert [row["2"] for row in rows] == TEXTS
 
 
-def test_quotes_of_csv_are_counted(results, tmp_path, capsys):
-    (tmp_path / "new.tsv").write_text('text\tprobability\n"the ""dog"""\t1\nthe fox\t2\n')
-    with pytest.raises(UserError, match="has a column 'probability', which is added here"):
-        label(results, tmp_path / "new.tsv", tmp_path / "l.jsonl")
-    (tmp_path / "new.tsv").write_text('text\tn\n"the ""dog"""\t1\nthe fox\t2\n')
-    label(results, tmp_path / "new.tsv", tmp_path / "l.jsonl")
-    assert (
-        "new.tsv: 1 rows have a field that begins with a quote, an ordinary character here" in capsys.readouterr().err
-    )
-
-
-def test_quotes_and_header_are_those_of_the_training_table(start, fake_training, tmp_path):
+def test_the_header_is_that_of_the_training_table(start, fake_training, tmp_path):
     lines = "".join(f'"the ""dog"" {n}"\t{"ab"[n % 2]}\n' for n in range(20))
     (tmp_path / "t.tsv").write_text(lines)
-    options = {"text": ["1"], "label": "2", "no_header": True, "csv_quotes": True}
-    results = trained(start, tmp_path / "out", tmp_path / "t.tsv", **options)
+    results = trained(start, tmp_path / "out", tmp_path / "t.tsv", text=["1"], label="2", no_header=True)
     assert label(results, tmp_path / "t.tsv", tmp_path / "l.jsonl") == 20
     rows = read_jsonl(tmp_path / "l.jsonl")
     assert [row["1"] for row in rows] == [f'the "dog" {n}' for n in range(20)]
+    (tmp_path / "new.tsv").write_text("text\tprobability\nthe dog\t1\n")
+    with pytest.raises(UserError, match="has no column 'text', it has 1, 2"):
+        label(results, tmp_path / "new.tsv", tmp_path / "l.jsonl", ["text"])
 
 
 HOSTILE = ["plain", "lone\rone", "cr\r\nlf", "line\nend", 'a "quote"', '"quoted"', "tab\tin"]
@@ -143,7 +135,7 @@ def test_tables_are_read_back_by_other_programs(suffix, separator, tmp_path):
     cells = zip(HOSTILE, HOSTILE[::-1], ["x"] * len(HOSTILE), strict=True)
     rows = [dict(zip(columns, row, strict=True)) for row in cells]
     file.write_text("".join(table_lines(suffix, columns, rows)), encoding="utf-8", newline="")
-    table = TableFile(file, csv_quotes=True)
+    table = TableFile(file)
     assert table.columns == columns
     assert [row for _, row in table.rows()] == rows
     if separator is None:
@@ -180,7 +172,7 @@ def test_values_of_parquet_that_json_lacks_have_one_form(suffix, tmp_path):
     table, file = TableFile(tmp_path / "t.parquet"), tmp_path / f"t{suffix}"
     lines = table_lines(suffix, table.columns, (row for _, row in table.rows()))
     file.write_text("".join(lines), encoding="utf-8", newline="")
-    values, nones = (row for _, row in TableFile(file, csv_quotes=True).rows())
+    values, nones = (row for _, row in TableFile(file).rows())
     for name, (*_, expected) in types.items():
         if suffix != ".jsonl" and expected is not None:
             expected = json.dumps(expected) if isinstance(expected, list | dict) else str(expected)

@@ -39,12 +39,12 @@ def read_own_tasks(file: Path) -> dict[str, Tables]:
         for option, value in values.items():
             if not is_valid(option, value):
                 raise UserError(f"{where}: {option} cannot be {value!r:.60}: {HINT}")
-        tasks[name] = own_tables(file.parent, values).with_columns()
+        tasks[name] = own_tables(file.parent, values).check()
     return tasks
 
 
 def is_valid(option: str, value: Any) -> bool:
-    if option in ("no_header", "csv_quotes"):
+    if option == "no_header":
         return isinstance(value, bool)
     if option == "kind":
         return value in KINDS

@@ -69,8 +69,8 @@ def read_split(path: Path, task: GlueTask, split: str, on_read: OnRead = lambda 
     has_header = task.has_header(split)
     texts, label = (task.texts, task.label) if has_header else (("4",), "2")
     if is_test(split):
-        return read_rows(path, texts, None, has_header, id_columns=ID_COLUMNS, on_read=on_read)
-    rows = read_rows(path, texts, label, has_header, on_read=on_read)
+        return read_rows(path, texts, None, has_header, False, ID_COLUMNS, on_read)
+    rows = read_rows(path, texts, label, has_header, quotes=False, on_read=on_read)
     expected = f"a number from 0 to {LARGEST_SCORE:g}" if task.is_regression else f"one of {', '.join(task.labels)}"
     labels = []
     for line, value in zip(rows.ids, rows.labels, strict=True):

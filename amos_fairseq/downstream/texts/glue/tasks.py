@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.inputs.file_kinds import COMPRESSIONS
+from amos_fairseq.inputs.files import COMPRESSIONS
 from amos_fairseq.output.terminal import say
 
 LARGEST_SCORE = 5.0  # of STS-B, the one regression

@@ -40,7 +40,7 @@ FAULTS = (
     ("SST-2", b"sentence\tlabel\ngood\t1\nbad\t2\n", "line 3: label '2' is not one of 0, 1"),
     ("CoLA", b"source\tlabel\tmark\tsentence\nx\t1\t\tyes\n", "line 1: label 'label' is not"),
     ("STS-B", b"sentence1\tsentence2\tscore\na\tb\t5\na\tb\t5.001\n", "line 3: label '5.001' is not a number"),
-    ("SST-2", b"sentence\tlabel\ngood\n", "none of its 1 lines has the 2"),
+    ("SST-2", b"sentence\tlabel\ngood\n", "has no row of the columns sentence, label"),
 )
 
 

@@ -1,0 +1,163 @@
+"""Twenty small inputs in the documented forms, against what plain code reads of them: json, csv, str.split."""
+
+import csv
+import gzip
+import io
+import json
+import lzma
+from pathlib import Path
+
+import pytest
+import zstandard
+
+from amos_fairseq.errors import UserError
+from amos_fairseq.inputs import BLANK, LINE
+from amos_fairseq.inputs.documents import DocumentFile
+from amos_fairseq.inputs.rows import Tables, read_rows
+from amos_fairseq.inputs.tables import TableFile
+
+TEXTS = [
+    'She said "go", twice.',
+    "na\u00efve \u4e2d\u6587 \U0001f600",
+    "a,b;c | d",
+    '"quoted"',
+    "=1+1",
+    "NULL",
+    "nan",
+    "\\N",
+]
+PARAGRAPHS = [["One.", "Two words."], ["Three."], ["Four, \u00a0five.", "* * *", "<b>six</b>"]]
+
+
+def separated(rows: list[list[str]], separator: str) -> bytes:
+    stream = io.StringIO(newline="")
+    csv.writer(stream, delimiter=separator).writerows(rows)
+    return stream.getvalue().encode("utf-8")
+
+
+def objects(texts: list[object], key: str = "text") -> bytes:
+    return "".join(json.dumps({"id": 1, key: text}, ensure_ascii=False) + "\n" for text in texts).encode("utf-8")
+
+
+def blocks(end: str = "\n") -> bytes:
+    return (end * 2).join(end.join(paragraphs) for paragraphs in PARAGRAPHS).encode("utf-8")
+
+
+ROWS = [["id", "text"], *([str(number), text] for number, text in enumerate(TEXTS))]
+OF_PARAGRAPHS = ["".join(f"{line}\n" for line in paragraphs) for paragraphs in PARAGRAPHS]
+OF_LINES = [f"{line}\n" for paragraphs in PARAGRAPHS for line in paragraphs]
+OF_TEXTS = [f"{text}\n" for text in TEXTS]
+# Name of the file, content, column, what ends a document, and the documents.
+DOCUMENTS = {
+    "paragraphs": ("a.txt", blocks(), "text", BLANK, OF_PARAGRAPHS),
+    "any other suffix is text": ("chapter.one", blocks(), "text", BLANK, OF_PARAGRAPHS),
+    "CR LF and a mark": ("a.txt", b"\xef\xbb\xbf" + blocks("\r\n"), "text", BLANK, OF_PARAGRAPHS),
+    "CR": ("a.txt", blocks("\r"), "text", BLANK, OF_PARAGRAPHS),
+    "blank lines of spaces": (
+        "a.txt",
+        b" \n\n" + blocks().replace(b"\n\n", b"\n \t\n\n"),
+        "text",
+        BLANK,
+        OF_PARAGRAPHS,
+    ),
+    "a document a line": ("a.txt", blocks(), "text", LINE, OF_LINES),
+    "gzip": ("a.txt.gz", gzip.compress(blocks()[:20]) + gzip.compress(blocks()[20:]), "text", BLANK, OF_PARAGRAPHS),
+    "xz": ("a.txt.xz", lzma.compress(blocks()), "text", BLANK, OF_PARAGRAPHS),
+    "zstd": ("A.TXT.ZST", zstandard.compress(blocks()), "text", BLANK, OF_PARAGRAPHS),
+    "JSON lines": ("a.jsonl", objects(TEXTS), "text", BLANK, OF_TEXTS),
+    "JSON lines of a hub": ("c4.00000-of-01024.json.gz", gzip.compress(objects(TEXTS)), "text", BLANK, OF_TEXTS),
+    "another field": ("a.jsonl", objects(TEXTS, "body"), "body", BLANK, OF_TEXTS),
+    "no text": ("a.jsonl", objects(["a", None, " ", "", "b", float("nan")]), "text", BLANK, ["a\n", "b\n"]),
+    "CSV": ("a.csv", separated(ROWS, ","), "text", BLANK, OF_TEXTS),
+    "TSV": ("a.tsv.zst", zstandard.compress(separated(ROWS, "\t")), "text", BLANK, OF_TEXTS),
+    "lines in a cell": (
+        "a.csv",
+        separated([["text"], ["a\n\nb\r\nc"], ["d"]], ","),
+        "text",
+        BLANK,
+        ["a\nb\nc\n", "d\n"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_documents(name: str, tmp_path: Path) -> None:
+    file, content, column, document, expected = DOCUMENTS[name]
+    (tmp_path / file).write_bytes(content)
+    assert [each.decode("utf-8") for each in DocumentFile(tmp_path / file, column, document).read()] == expected
+
+
+@pytest.mark.parametrize("folder", [False, True])
+def test_documents_of_datasets(folder: bool, tmp_path: Path) -> None:
+    table = pytest.importorskip("datasets").Dataset.from_dict({"id": list(range(len(TEXTS))), "text": TEXTS})
+    path = tmp_path / ("folder" if folder else "a.parquet")
+    table.save_to_disk(path, num_shards=2) if folder else table.to_parquet(path)
+    assert [each.decode("utf-8") for each in DocumentFile(path).read()] == OF_TEXTS
+
+
+LABELS = ["pos", "neg", "pos", "neg"]
+PAIRS = [["a", "b", "label"], *([f"first {n}", f"second {n}", label] for n, label in enumerate(LABELS))]
+# Name of the file, content, options, texts, labels and their kind.
+TABLES = {
+    "classes": (
+        "t.tsv",
+        separated([["text", "label"], *([f'"{n}"', label] for n, label in enumerate(LABELS))], "\t"),
+        {},
+        [(f'"{n}"',) for n in range(4)],
+        ("classes", LABELS),
+    ),
+    "pairs": (
+        "t.csv",
+        separated(PAIRS, ","),
+        {"text": ["a", "b"]},
+        [(f"first {n}", f"second {n}") for n in range(4)],
+        ("classes", LABELS),
+    ),
+    "numbers": (
+        "t.csv",
+        separated([["text", "price"], *([f"row {n}", str(n / 2)] for n in range(4))], ","),
+        {"label": "price"},
+        [(f"row {n}",) for n in range(4)],
+        ("number", [n / 2 for n in range(4)]),
+    ),
+    "lists": (
+        "t.jsonl",
+        b"".join(json.dumps({"text": f"row {n}", "label": ["a", "b"][:n]}).encode() + b"\n" for n in range(3)),
+        {},
+        [(f"row {n}",) for n in range(3)],
+        ("labels", [[], ["a"], ["a", "b"]]),
+    ),
+    "no header": (
+        "t.tsv",
+        separated([[label, f"row {n}"] for n, label in enumerate(LABELS)], "\t"),
+        {"text": ["2"], "label": "1", "no_header": True},
+        [(f"row {n}",) for n in range(4)],
+        ("classes", LABELS),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_rows_with_labels(name: str, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    """What is printed has the first row, and how many there are."""
+    file, content, options, texts, (kind, labels) = TABLES[name]
+    path = tmp_path / file
+    path.write_bytes(content)
+    train, dev, space, _ = Tables(path, path, **options).check().read()
+    assert (train.texts, train.labels, space.kind) == (texts, labels, kind)
+    assert (dev.texts, dev.labels) == (texts, labels)
+    error = capsys.readouterr().err
+    assert f"{path}: the first: {' | '.join(texts[0])} -> {labels[0]}\n" in error
+    assert f": {len(texts)} rows\n" in error
+
+
+def test_lines_of_glue_have_no_quotes(tmp_path: Path) -> None:
+    """Against str.split: a quote at the start of a text is closed in another row, or never."""
+    lines = ["sentence\tlabel", '"Go\t1', 'middle "\t0', 'away"\t1', '"\t0']
+    (tmp_path / "dev.tsv").write_text("".join(f"{line}\n" for line in lines))
+    rows = read_rows(tmp_path / "dev.tsv", ["sentence"], "label", quotes=False)
+    assert [[*texts, label] for texts, label in zip(rows.texts, rows.labels, strict=True)] == [
+        line.split("\t") for line in lines[1:]
+    ]
+    with pytest.raises(UserError, match=r"dev\.tsv, line 5: the row that begins there is not quoted as CSV"):
+        list(TableFile(tmp_path / "dev.tsv").rows())

@@ -1,0 +1,109 @@
+"""Each command of docs/converting.md for texts and tables, on an input that it is for, and what is read of the result."""
+
+import bz2
+import io
+import json
+import re
+import shutil
+import subprocess
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+from tiny_runs import ROOT
+
+from amos_fairseq.inputs.documents import DocumentFile
+from amos_fairseq.inputs.tables import TableFile
+
+PAGE = (ROOT / "docs" / "converting.md").read_text(encoding="utf-8")
+TEXT = "Caf\u00e9 one.\n\nTwo.\n"
+READ = ["Caf\u00e9 one.\n", "Two.\n"]
+ROWS = [{"text": "Caf\u00e9 one."}, {"text": "Two."}]
+
+
+def zipped() -> bytes:
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w") as archive:
+        archive.writestr("a.txt", TEXT)
+    return stream.getvalue()
+
+
+def tarred() -> bytes:
+    stream, member = io.BytesIO(), tarfile.TarInfo("a.txt")
+    member.size = len(TEXT.encode())
+    with tarfile.open(fileobj=stream, mode="w:gz") as archive:
+        archive.addfile(member, io.BytesIO(TEXT.encode()))
+    return stream.getvalue()
+
+
+# The beginning of a command, its input, and the documents of its output.
+COMMANDS = {
+    "iconv -f UTF-16": (TEXT.encode("utf-16"), READ),
+    "iconv -f CP1252": (TEXT.encode("cp1252"), READ),
+    "iconv -f CP1251": ("Один.\n".encode("cp1251"), ["Один.\n"]),
+    "iconv -c": (TEXT.encode().replace(b"Two", b"T\xe9wo"), READ),
+    "unzip": (zipped(), READ),
+    "tar": (tarred(), READ),
+    "bunzip2": (bz2.compress(TEXT.encode()), READ),
+    "tr": (TEXT.replace("\n", "\r").encode(), READ),
+    "sed -E": ("Caf\u00e9 one.\n<|endoftext|>\nTwo.\n* * *\n".encode(), READ),
+    "awk": ("Caf\u00e9\none.\n\n\nTwo.\n".encode(), READ),
+    "fold": (b"word " * 1000 + b"\n", [f"{('word ' * 800).strip()}\n{('word ' * 200).strip()}\n"]),
+    "sed -n": ("# text = Caf\u00e9 one.\n1\tCaf\u00e9\n\n# text = Two.\n1\tTwo\n".encode(), ["".join(READ)]),
+    "jq -c '.[]' ": (json.dumps(ROWS, indent=1).encode(), READ),
+    "jq -c '.data[]'": (json.dumps({"data": ROWS}).encode(), READ),
+    "jq -c '.[] | {text: .}'": (json.dumps([row["text"] for row in ROWS]).encode(), READ),
+    "jq -c '.[] | {text: .[1]": (json.dumps([["a", row["text"]] for row in ROWS]).encode(), READ),
+    "jq -c . ": ("".join(json.dumps(row, indent=1) for row in ROWS).encode(), READ),
+    "jq -c '{text: .article.body}'": (
+        "".join(json.dumps({"article": {"body": row["text"]}}) for row in ROWS).encode(),
+        READ,
+    ),
+    "jq -r": ("".join(json.dumps({"text": f"{row['text']}\n"}) for row in ROWS).encode(), ["Caf\u00e9 one.\nTwo.\n"]),
+}
+
+
+def section(name: str) -> str:
+    return re.search(rf"^## {name}\n(.*?)(?=^## |\Z)", PAGE, flags=re.DOTALL | re.MULTILINE)[1]
+
+
+def test_each_command_of_the_shell(tmp_path: Path) -> None:
+    blocks = re.findall(r"^```bash\n(.*?)^```", section("Text") + section("JSON"), flags=re.DOTALL | re.MULTILINE)
+    lines = [line for block in blocks if "# not run" not in block for line in block.splitlines() if line[:1] != "#"]
+    assert len(lines) == len(COMMANDS)
+    for line in lines:
+        ((content, expected),) = [case for start, case in COMMANDS.items() if line.startswith(start)]
+        if shutil.which(line.split()[0]) is None:
+            continue
+        new = line.partition(" > ")[2]
+        old = next(word for word in line.split() if re.fullmatch(r"(old|rows)\.[\w.]+", word))
+        (tmp_path / old).write_bytes(content)
+        result = subprocess.run(["bash", "-c", line], cwd=tmp_path, capture_output=True, text=True)
+        assert result.returncode == 0 or "iconv -c" in line, result.stderr
+        assert [each.decode() for each in DocumentFile(tmp_path / new).read()] == expected, line
+
+
+def test_tables_by_pandas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each line that reads a table, and what is read of the CSV of the last line."""
+    pytest.importorskip("pandas")
+    monkeypatch.chdir(tmp_path)
+    tables, lists = re.findall(r"^```python\n(.*?)^```", section("Tables"), flags=re.DOTALL | re.MULTILINE)
+    *_, write = tables.strip().splitlines()
+    inputs = {
+        'sep=";"': ("old.csv", 'review;stars\na;1,5\n"b;c";2,5\n', [("a", "1.5"), ("b;c", "2.5")]),
+        "quoting=3": ("old.tsv", 'review\tstars\n"a\tx\nb"\ty\n', [('"a', "x"), ('b"', "y")]),
+        "na_values": ("old.csv", "review,stars\na,x\n\\N,y\n", [("a", "x"), ("", "y")]),
+    }
+    for line in tables.splitlines():
+        if not line.startswith("table = "):
+            continue
+        ((name, content, rows),) = [case for part, case in inputs.items() if part in line]
+        Path(name).write_text(content)
+        exec(f"import pandas\n{line}\n{write}", {})
+        assert [(row["text"], row["label"]) for _, row in TableFile(Path("table.csv")).rows()] == rows
+    Path("old.csv").write_text("text,toxic,obscene\na,0,1\nb,0,0\n")
+    Path("rows_of_zeros.jsonl").write_text('{"text": "a", "label": [0, 1]}\n{"text": "b", "label": [0.0, 0.0]}\n')
+    exec(lists, {})
+    for name in ("rows.jsonl", "more.jsonl"):
+        assert [row["label"] for _, row in TableFile(Path(name)).rows()] == [["obscene"], []]

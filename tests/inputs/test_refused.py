@@ -1,0 +1,156 @@
+"""What is refused of texts and tables, each with the one line that says why. docs/converting.md has the commands that help."""
+
+import gzip
+import json
+import lzma
+from pathlib import Path
+
+import pytest
+import zstandard
+
+from amos_fairseq.errors import UserError, one_line
+from amos_fairseq.inputs import FORMS
+from amos_fairseq.inputs.documents import DocumentFile
+from amos_fairseq.inputs.rows import Tables
+
+TEXT = b"one line\n\nanother line\n"
+TSV = b"text\tlabel\none\ta\ntwo\tb\n"
+
+
+def of_labels(*labels: str, name: str = "label") -> bytes:
+    return "".join([f"text\t{name}\n", *(f"text {n}\t{label}\n" for n, label in enumerate(labels))]).encode()
+
+
+# Name and content of a file of text, and the message.
+TEXTS = [
+    ("none.txt", None, "is missing: " + FORMS),
+    ("empty.txt", b"", "contains no text"),
+    ("blank.txt", b" \n\n", "contains no text"),
+    ("latin.txt", "one\nsecond caf\u00e9\n".encode("latin-1"), "line 2 is not UTF-8: " + FORMS),
+    ("utf16.txt", "one\n".encode("utf-16"), "line 1 is not UTF-8: "),
+    ("book.docx", b"PK\x03\x04\x14\0\xff\xfe", "line 1 is not UTF-8: "),
+    ("text.bz2", b"BZh91AY&SY\xff\xfe", "line 1 is not UTF-8: "),
+    ("latin.jsonl", b'{"text": "\xe9"}', "line 1 is not UTF-8: "),
+    ("cut.txt.gz", gzip.compress(TEXT * 999)[:-12], "is damaged"),
+    ("changed.txt.gz", gzip.compress(TEXT)[:-8] + b"\0" * 8, "is damaged"),
+    ("more.txt.gz", gzip.compress(TEXT) + b"other bytes", "is damaged"),
+    ("plain.txt.gz", TEXT, "is damaged, not compressed as its name says"),
+    ("cut.txt.xz", lzma.compress(TEXT * 999)[:-30], "is damaged"),
+    ("cut.txt.zst", zstandard.compress(TEXT * 999)[:-6], "is damaged"),
+    ("more.txt.zst", zstandard.compress(TEXT) + b"other bytes", "is damaged"),
+    (
+        "array.json",
+        json.dumps([{"text": "a"}]).encode(),
+        "line 1 contains [{'text': 'a'}], not an object: each line has",
+    ),
+    ("indented.json", json.dumps({"text": "a"}, indent=1).encode(), "line 1 is not JSON"),
+    ("python.jsonl", b"{'text': 'as Python prints it'}\n", "line 1 is not JSON"),
+    ("cut.jsonl", b'{"text": "ok"}\n{"text": "o', "line 2 is not JSON"),
+    ("twice.jsonl", b'{"text": "a", "text": "b"}\n', "line 1 has the key 'text' twice"),
+    ("deep.jsonl", b'{"a": ' + b"[" * 200 + b"]" * 200 + b"}\n", "line 1 is nested more than 100 levels deep"),
+    ("number.jsonl", b'{"text": "ok"}\n{"text": 1}\n', "row 2: text is 1, not a text"),
+    ("list.jsonl", b'{"text": ["ok"]}\n', "row 1: text is ['ok'], not a text"),
+    ("absent.jsonl", b'{"body": "x", "id": 1}\n', "has no column 'text', it has body, id: give one of them"),
+    ("semicolons.csv", b"text;label\na;b\n", "has no column 'text', it has text;label"),
+    ("null.jsonl", b'{"text": null}\n{"text": " "}\n', "contains no text"),
+    ("folder", b"", "state.json is missing: give a file, or a folder of Dataset.save_to_disk, of one split; " + FORMS),
+]
+# Name and content of a table, options of amos classify, and the message.
+TABLES = [
+    ("table.txt", TSV, {}, "is no table by its name; " + FORMS),
+    ("cr.csv", b"text,label\rone,a\r", {}, "line 1: the row that begins there is not quoted as CSV (new-line"),
+    ("open.tsv", b'text\tlabel\none\ta\n"two\tb\n', {}, "line 3: the row that begins there is not quoted as CSV"),
+    ("same.csv", b"text,label,text\n1,2,3\n", {}, "its columns (text, label, text) need different names"),
+    ("title.csv", b"Export,,\ntext,label,id\n", {}, "its columns (Export, , ) need different names"),
+    ("header.tsv", b"text\tlabel\n", {}, "has no row of the columns text, label"),
+    (
+        "index.tsv",
+        b"text\tlabel\n0\tone\ta\n1\ttwo\tb\n",
+        {},
+        "has no row of the columns text, label, and 2 with another",
+    ),
+    ("other.tsv", b"review\tstars\nx\t1\n", {}, "has no column 'text', it has review, stars: give one of them"),
+    ("label.tsv", TSV, {"label": "lable"}, "has no column 'lable', it has text, label"),
+    ("twice.tsv", TSV, {"text": ["label"]}, "--text takes one column, or two different ones for pairs"),
+    ("noise.parquet", b"this is no Parquet file", {}, "is damaged or not what its name says"),
+    (
+        "texts.jsonl",
+        b'{"text": ["a"], "label": "b"}\n',
+        {},
+        "line 1: text is a list or an object: give a column of texts",
+    ),
+    ("no_label.tsv", of_labels("", " "), {}, "has no row with a text and a label in text, label"),
+    ("one.tsv", of_labels("a", "a"), {}, "1 different classes (a): give the column of the labels as --label"),
+    ("none.tsv", of_labels(",", ","), {"kind": "labels"}, "0 different labels"),
+    ("many.tsv", of_labels(*map(str, range(10_001))), {}, "10,001 different classes"),
+    (
+        "words.tsv",
+        of_labels("1.5", "NA"),
+        {"kind": "number"},
+        "line 3, column label: the label 'NA' is not a number from",
+    ),
+    (
+        "comma.tsv",
+        of_labels("1,5", "2"),
+        {"kind": "number"},
+        "line 2, column label: the label '1,5' is not a number from",
+    ),
+    (
+        "large.tsv",
+        of_labels("1", "2e300"),
+        {"kind": "number"},
+        "line 3, column label: the label '2e300' is not a number",
+    ),
+    ("times.tsv", of_labels("1700000000.5", "1700000001.5"), {}, "differ by 0.5, too little for float32"),
+    (
+        "object.jsonl",
+        b'{"text": "a", "label": {"id": 1}}\n',
+        {},
+        "line 1, column label: the label {'id': 1} is not one of",
+    ),
+    (
+        "list.jsonl",
+        b'{"text": "a", "label": ["b"]}\n',
+        {"kind": "classes"},
+        "the label ['b'] is not one of several classes",
+    ),
+    ("few.tsv", TSV, {"dev": None}, "few.tsv has 2 different texts, too few to choose dev texts: give --dev"),
+]
+
+
+def written(path: Path, content: bytes | None) -> Path:
+    if path.name == "folder":
+        path.mkdir()
+    elif content is not None:
+        path.write_bytes(content)
+    return path
+
+
+@pytest.mark.parametrize(("name", "content", "message"), TEXTS, ids=[case[0] for case in TEXTS])
+def test_texts(name: str, content: bytes | None, message: str, tmp_path: Path) -> None:
+    path = written(tmp_path / name, content)
+    with pytest.raises(UserError) as error:
+        list(DocumentFile(path).read())
+    assert message in str(error.value)
+    assert str(path) in one_line(str(error.value)) == str(error.value)
+
+
+@pytest.mark.parametrize(("name", "content", "options", "message"), TABLES, ids=[case[0] for case in TABLES])
+def test_tables(name: str, content: bytes, options: dict, message: str, tmp_path: Path) -> None:
+    path = written(tmp_path / name, content)
+    with pytest.raises(UserError) as error:
+        Tables(path, **{"dev": path} | options).check().read()
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_dev_set_of_another_task(tmp_path: Path) -> None:
+    train, dev = tmp_path / "train.tsv", tmp_path / "dev.tsv"
+    train.write_bytes(of_labels("0", "1"))
+    for content, message in (
+        (of_labels("-1", "-1"), r"dev\.tsv: no training row has any of its labels \(-1; in training: 0, 1\)"),
+        (b"text\tscore\na\t1\n", r"dev\.tsv has no column 'label', it has text, score"),
+    ):
+        dev.write_bytes(content)
+        with pytest.raises(UserError, match=message):
+            Tables(train, dev).check().read()
