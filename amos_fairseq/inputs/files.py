@@ -77,7 +77,7 @@ def files_of(path: Path) -> list[Path]:
 def opened(path: Path, on_read: OnRead = ignore) -> Iterator[BinaryIO]:
     """Open the content of a file, decompressed as its suffix says."""
     if not path.is_file():  # opening a pipe would wait for its writer
-        raise UserError(f"{path} is {'not a file' if path.exists() else 'missing'}: {FORMS}")
+        raise UserError(f"{path}: {'is not a file' if path.exists() else 'no such file'}")
     compression = kind_and_compression(path)[1]
     with explain_os_errors(f"{path} cannot be read"), io.BufferedReader(_File(path, on_read), BUFFER_BYTES) as file:
         try:

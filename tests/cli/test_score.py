@@ -83,8 +83,8 @@ def test_input_of_a_stream(run, text, tmp_path, capsys, monkeypatch):
         assert main(["score", str(run), "-", *out]) == 0
         printed = capsys.readouterr().out
         assert (printed if not out else (tmp_path / "scores.tsv").read_text(encoding="utf-8")) == expected
-    (tmp_path / "compressed.txt").write_bytes(gzip.compress(text.read_bytes()))
-    main(["score", str(run), str(tmp_path / "compressed.txt")])
+    (tmp_path / "text.txt.gz").write_bytes(gzip.compress(text.read_bytes()))
+    main(["score", str(run), str(tmp_path / "text.txt.gz")])
     assert capsys.readouterr().out == expected
 
 
@@ -111,15 +111,15 @@ GOOD = '{"sentence_good": "the fox", "sentence_bad": "the dog"}'
 @pytest.mark.parametrize(
     ("arguments", "code", "named"),
     [
-        ("run latin1.txt", 1, "latin1.txt, line 2, byte 3: not UTF-8 .* iconv -f CP1252 -t UTF-8"),
-        ("run folder", 1, "folder has no lines of text"),
+        ("run latin1.txt", 1, "latin1.txt, line 2 is not UTF-8: .*docs/converting.md"),
+        ("run folder", 1, "folder: is not a file"),
         ("run text.txt --out text.txt", 1, "would overwrite the input file text.txt"),
         ("run text.txt --batch-tokens 0", 1, "--batch-tokens 0"),
         ("run text.txt --device abacus", 1, "device abacus"),
         ("amos text.txt", 1, "mlm, electra or electric"),
         ("nan text.txt", 1, "no finite score for .* in line 1"),
         ("run text.txt --pairs p.jsonl", 2, "FILE"),
-        ("run --pairs folder", 1, "folder has no lines of text: it is a folder"),
+        ("run --pairs folder", 1, "folder: is not a file"),
         ("run --pairs cut.jsonl", 1, "cut.jsonl, line 2: is not JSON .*; give lines of JSON with"),
         ("run --pairs number.jsonl", 1, "number.jsonl, line 1: 3 is not a string; give lines of JSON"),
         ("run --pairs blank.jsonl", 1, "blank.jsonl, line 1: a sentence has no character that the tokenizer keeps"),

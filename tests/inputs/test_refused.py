@@ -23,7 +23,7 @@ def of_labels(*labels: str, name: str = "label") -> bytes:
 
 # Name and content of a file of text, and the message.
 TEXTS = [
-    ("none.txt", None, "is missing: " + FORMS),
+    ("none.txt", None, ": no such file"),
     ("empty.txt", b"", "contains no text"),
     ("blank.txt", b" \n\n", "contains no text"),
     ("latin.txt", "one\nsecond caf\u00e9\n".encode("latin-1"), "line 2 is not UTF-8: " + FORMS),

@@ -338,7 +338,7 @@ REFUSED = {
         ("The dog sees\nA cat\nOh no , he does\n", "line 1: expected one word a line .* 'The dog sees'"),
         ("a X\rb X\n", "line 1: a carriage return inside of the line"),
         ("a X\ncafé X\n".encode("latin-1"), "line 2 is not UTF-8"),
-        (None, "is missing"),
+        (None, "no such file"),
         ("a O\n" * 1001, "there is no blank line in 1,001 lines: separate sentences by blank lines$"),
         ("a good film\tgood\nno good film\tbad\n\n", "2 of 2 words have blanks inside"),
         (MANY_WORDS, r"column 1 has 2 different values, column 2 60: .* --columns 1,word$"),

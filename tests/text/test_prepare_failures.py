@@ -45,7 +45,7 @@ def folder(tmp_path_factory) -> Path:
 
 # The arguments behind text.txt, and what the refusal says.
 BAD = {
-    "absent.txt": "absent.txt is missing",
+    "absent.txt": "absent.txt: no such file",
     ".": "give a file",
     "text.txt": "given twice",
     "lines.jsonl": "no column 'text', it has body",
