@@ -37,7 +37,7 @@ def imported_libraries(trace: str) -> set[str]:
     [
         ("--help", 0, "usage: amos"),
         ("glue --help", 0, "usage: amos glue"),
-        ("classify --train absent --checkpoint a --out b", 1, "amos_fairseq: error: absent: no such file"),
+        ("classify --train absent.tsv --checkpoint a --out b", 1, "amos_fairseq: error: absent.tsv: no such file"),
     ],
 )
 def test_amos_imports_no_large_library_before_it_needs_one(arguments: str, code: int, line: str, tmp_path: Path):
