@@ -1,4 +1,4 @@
-"""Write files atomically; lock a folder; claim it for one setup; sha256 of files."""
+"""Write files atomically; lock a folder; sha256 of files."""
 
 import contextlib
 import csv
@@ -11,15 +11,15 @@ import os
 import re
 import shutil
 import socket
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from filelock import FileLock, Timeout
 
-from amos_fairseq.errors import UserError, one_line
-from amos_fairseq.strangers import is_unicode, read_json
+from amos_fairseq.errors import UserError
+from amos_fairseq.strangers import is_unicode
 
 logger = logging.getLogger(__name__)
 logging.getLogger("filelock").setLevel(logging.INFO)  # it reports every lock at DEBUG, which fairseq's settings print
@@ -132,54 +132,6 @@ def _holder_of(path: str) -> str:
         if name := re.fullmatch(rb"process \d+ on \S{1,200}\n", file.read(300)):
             return name.group().decode(errors="replace").strip()
     return "of unknown name"
-
-
-def claim(record: Path, identity: Mapping[str, Any], problem: str, advice: str) -> bool:
-    """Claim the folder of the JSON file ``record`` for the work that ``identity`` describes; return whether it was claimed.
-
-    ``identity`` has everything that determines the result, as plain values. The first command writes it, and the folder. A
-    later one continues if its own is equal; otherwise a :class:`UserError` names the first difference:
-    "{problem} (seed: 1 there, 2 here): {advice}".
-    """
-    was_claimed = check_claim(record, identity, problem, advice)
-    if not was_claimed:
-        record.parent.mkdir(parents=True, exist_ok=True)
-        write_text(record, json_text(dict(identity)))
-    return was_claimed
-
-
-def check_claim(record: Path, identity: Mapping[str, Any], problem: str, advice: str, only_these: bool = False) -> bool:
-    """Like :func:`claim`, but write nothing: return False if nobody has claimed the folder.
-
-    ``only_these``: entries that are only in the record may have any value, for a check before all settings are known.
-    """
-    there = read_json(record, advice, optional=True)
-    if there is None:
-        return False
-    here = json.loads(json_text(dict(identity)))  # as it is read: lists, not tuples
-    if only_these:
-        there = {name: there.get(name) for name in here}
-    if there != here:
-        raise UserError(f"{problem} ({first_difference(there, here)}): {advice}")
-    return True
-
-
-def first_difference(there: Mapping[str, Any], here: Mapping[str, Any], prefix: str = "") -> str:
-    """Return the first setting that differs and its two values, such as "recipe: amos there, electra here"."""
-    for name in sorted(there.keys() | here.keys()):
-        one, other = there.get(name), here.get(name)
-        if one != other and isinstance(one, dict) and isinstance(other, dict):
-            return first_difference(one, other, f"{prefix}{name} ")
-        if one != other:
-            return f"{prefix}{name}: {_abbreviated(one)} there, {_abbreviated(other)} here"
-    return "nothing differs"
-
-
-def _abbreviated(value: Any) -> str:
-    text = "nothing" if value in (None, "", []) else one_line(str(value))
-    if len(text) == 64:  # a sha256
-        return f"{text[:12]}..."
-    return text if len(text) <= 100 else f"{text[:100]}..."
 
 
 def abandoned(prefix: str, extension: str = "") -> list[str]:

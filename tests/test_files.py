@@ -13,7 +13,7 @@ import pytest
 from amos_fairseq import files
 from amos_fairseq.checkpoint_files import checkpoint_file
 from amos_fairseq.errors import UserError, report_user_errors
-from amos_fairseq.files import check_claim, claim, take_lock, whole_file, whole_folder
+from amos_fairseq.files import take_lock, whole_file, whole_folder
 
 
 def unfinished_files(directory: Path) -> list[str]:
@@ -87,18 +87,6 @@ def hold_until_the_end(path: Path) -> int:
 
 
 held: list[object] = []  # a lock is released when nothing refers to it
-
-
-def test_a_folder_is_claimed_for_one_setup(tmp_path: Path) -> None:
-    record, identity = tmp_path / "out" / "run.json", {"seed": 1, "recipe": {"lr": 0.1, "layers": (1, 2)}}
-    assert not check_claim(record, identity, "", "")
-    assert not claim(record, identity, "", "")
-    assert claim(record, identity, "", "")
-    assert check_claim(record, {"seed": 1}, "", "", only_these=True)
-    with pytest.raises(UserError, match=r"^OUT has others \(recipe lr: 0.1 there, 0.2 here\): give another$"):
-        claim(record, identity | {"recipe": {"lr": 0.2, "layers": (1, 2)}}, "OUT has others", "give another")
-    with pytest.raises(UserError, match=r"^OUT \(recipe: .* there, nothing here\): "):
-        claim(record, {"seed": 1}, "OUT", "give another")
 
 
 @pytest.mark.parametrize("error", [OSError, KeyboardInterrupt])

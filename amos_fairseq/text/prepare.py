@@ -28,14 +28,13 @@ from amos_fairseq.files import (
     CORPUS_FILE,
     DICTIONARY_FILE,
     TOKENIZER_DIRECTORY,
-    claim,
     file_sha256,
-    first_difference,
     joined_sha256,
     json_text,
     sample_sha256,
     take_lock,
     whole_folder,
+    write_text,
 )
 from amos_fairseq.inputs.documents import DocumentFile
 from amos_fairseq.inputs.files import files_of
@@ -148,7 +147,7 @@ def _unfinished_corpus(out: Path, identity: dict[str, Any]) -> Iterator[Path]:
         root / "lock", f"another amos prepare is writing {out}", "wait for it, or give another output directory"
     )
     try:
-        _claim(root, identity)
+        _check_identity(root, identity)
         can_continue = False
         try:
             yield root
@@ -168,12 +167,15 @@ def _unfinished_corpus(out: Path, identity: dict[str, Any]) -> Iterator[Path]:
         lock.release()
 
 
-def _claim(root: Path, identity: dict[str, Any]) -> None:
-    record = root / "identity.json"
+def _check_identity(root: Path, identity: dict[str, Any]) -> None:
+    """Write the inputs and settings of a corpus that is begun, or refuse to continue that of others."""
+    record, text = root / "identity.json", json_text(identity)
     if not record.is_file() and any(path.name != "lock" for path in root.iterdir()):
         raise UserError(f"{root} was not written by this command: remove it, or give another --out")
-    problem = f"{root.parent} contains an unfinished corpus of other inputs or settings"
-    claim(record, identity, problem, f"repeat the command that started it, or remove {root}")
+    if record.is_file() and record.read_bytes() != text.encode():
+        problem = f"{root.parent} contains an unfinished corpus of other inputs or settings"
+        raise UserError(f"{problem}: repeat the command that started it, or remove {root}")
+    write_text(record, text)
 
 
 def _read_inputs(text: Path, paths: list[Path], settings: CorpusSettings) -> Split:
@@ -356,10 +358,7 @@ def is_finished_corpus(out: Path, settings: dict[str, Any], inputs: list[dict[st
         raise UserError(f"{path} was not written by amos prepare: give another --out") from error
     there = {name: recorded.get(name) for name in settings}
     if there != settings:
-        raise UserError(
-            f"{out} contains a finished corpus with other settings ({first_difference(there, settings)}): give another "
-            "--out, or remove it"
-        )
+        raise UserError(f"{out} contains a finished corpus with other settings: give another --out, or remove it")
     if sources != [(facts["bytes"], facts["sha256"]) for facts in inputs]:
         known = [sha256 for _, sha256 in sources]
         new = next(

@@ -71,7 +71,7 @@ def test_two_entries_in_pieces_to_the_end_and_nothing_twice(comparison_data, tmp
     assert again.returncode == 0, again.stderr[-3000:]
     assert before == {path: path.stat().st_mtime_ns for path in out.glob("*/**/*") if path.is_file()}
     # Another budget is no part of this comparison: of an entry that is there, and of one that is not.
-    for objectives, words in (("mlm", "was trained with"), ("electra", "other settings (budget: 16 updates")):
+    for objectives, words in (("mlm", "was trained with"), ("electra", "holds a comparison with other settings (")):
         changed = {16: 32, "mlm,amos_uniform": objectives}
         changed_command = [changed.get(part, part) for part in command]
         assert words in error_line(capsys, compare.main, *changed_command, reports_progress=True)
