@@ -116,8 +116,8 @@ def test_finished_corpus_is_unchanged(corpus, inputs, capsys, refused, tmp_path)
     before = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
     main([*flags, "--out", out])
     assert "finished already" in capsys.readouterr().err
-    assert "vocab_size: 200 there, 201 here" in refused(*flags, "--vocab-size", "201", "--out", out)
-    assert "(cased: " in refused(*flags, "--out", out, "--uncased")
+    for changed in (["--vocab-size", "201"], ["--uncased"]):
+        assert "a finished corpus with other settings: give another --out" in refused(*flags, *changed, "--out", out)
     assert "of other inputs (the same files, but another number or order of them): give another" in refused(
         inputs[0], *flags[2:], "--out", out
     )
