@@ -157,7 +157,7 @@ def test_protected_tokens_are_kept_in_the_corpus(tmp_path, capsys, refused):
     flags = [source, "--out", tmp_path / "out", "--vocab-size", "150"]
     main([*flags, "--protect", "[E1]", "--workers", "1"])
     assert "never masked, sampled or predicted: [E1]\n" in capsys.readouterr().err
-    assert "protected: ['[E1]'] there, nothing here" in refused(*flags)
+    assert "a finished corpus with other settings: give another --out" in refused(*flags)
     task = make_task(tmp_path / "out")
     marker = task.dictionary.index("[E1]")
     assert task.special_ids == [0, 1, 2, 3, marker, marker + 1]
