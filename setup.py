@@ -57,8 +57,6 @@ setup(
         "safetensors",
         "scikit-learn",
         "scipy",
-        # Source only, and setuptools_scm tells its version: without that, pip goes back to 0.0.10, which requires Keras.
-        "seqeval>=1.2.2",
         "sentencepiece>=0.2.3",  # 0.2.2 ends the process where a required character is not in the text
         "tensorboard",
         # 0.23.2 cuts each text of a pair to the limit before it compares their lengths: pairs are truncated otherwise.

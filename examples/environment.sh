@@ -167,8 +167,8 @@ install_everything() {
     rm -f "$ENVIRONMENT_STAMP"
     : >"$INSTALL_LOG"
     echo "  1/3 build tools and PyTorch (the largest download)"
-    # setuptools_scm for seqeval: the last step builds without isolation, because fairseq's isolated build downloads another torch.
-    install --upgrade pip "setuptools>=77" wheel cython setuptools_scm
+    # The last step builds without isolation, because fairseq's isolated build downloads another torch.
+    install --upgrade pip "setuptools>=77" wheel cython
     install numpy "$TORCH_REQUIREMENT"
     echo "  2/3 fairseq and the rest (fairseq is compiled: one or two minutes)"
     install --no-build-isolation --editable "$target"

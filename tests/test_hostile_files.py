@@ -10,10 +10,8 @@ from typing import Any
 
 import pytest
 
-from amos_fairseq.downstream.spans.dataset import Example
 from amos_fairseq.errors import UserError
 from amos_fairseq.inputs.question_files import read_squad
-from amos_fairseq.strangers import read_json_lines
 from amos_fairseq.text import prepare as prepare_text
 
 TEXTS = (
@@ -30,7 +28,6 @@ VALUES = (
 QUESTION = {"id": "q", "question": "w", "is_impossible": False, "answers": [{"text": "a", "answer_start": 0}]}
 SQUAD = {"version": "v2.0", "data": [{"title": "t", "paragraphs": [{"context": "a b", "qas": [QUESTION]}]}]}
 ANSWER = {"text": "a", "start": 0, "tokens": [0, 1]}
-EXAMPLE = {"id": "q", "context": 0, "answers": [ANSWER], "is_impossible": False}
 INPUT = {"bytes": 2, "sha256": "x"}
 CORPUS = {"task_data": "x", "settings": {"seed": 1}, "inputs": [INPUT], "shards": [{"directory": "."}]}
 SPLIT = {"inputs": [{"documents": 1}], "train": [[2]], "sample": {"documents": 1, "paragraphs": 1, "bytes": 2}}
@@ -44,7 +41,6 @@ def continue_corpus(path: Path) -> None:
 
 READERS: dict[str, tuple[str, Any, Callable[[Path], Any]]] = {
     "SQuAD": ("dev.json", SQUAD, read_squad),
-    "prepared questions": ("train.examples.jsonl", EXAMPLE, lambda path: read_json_lines(path, "", Example.from_json)),
     "corpus.json": ("corpus.json", CORPUS, lambda path: prepare_text.is_finished_corpus(path.parent, {"seed": 1}, [])),
     "split.json": (".prepare/text/split.json", SPLIT, lambda path: prepare_text._read_inputs(path.parent, [], None)),
 }

@@ -85,10 +85,10 @@ def add_overrides(parser: argparse.ArgumentParser, example: str) -> None:
 
 def add_label_columns(add: Any) -> None:
     """Add --column, --columns and --encoding, which choose the labels of a file of labeled words."""
-    text = "labels to predict, such as upos, xpos, deprel, pos, chunk, ner (default: upos, or the last column)"
+    text = "labels to predict: upos (default), xpos or deprel of CoNLL-U; a name of --columns (default: the last column, "
+    text += "label, of files with one word a line); a list in tables (default: tags or ner_tags)"
     add("--column", metavar="NAME", help=text)
-    text = "names of the columns after the word (default: pos and chunk or ner of two, pos,chunk,ner of three), or of all, "
-    text += "with word among them"
+    text = "names of all columns of files with one word a line, with word among them (default: word,2,...,label)"
     add("--columns", metavar="A,B,...", type=lambda value: value.split(","), help=text)
     text = "labels that mark spans: as in the file, or as bioes, which also marks the last word of a span and spans of one word"
     add("--encoding", choices=("file", "bioes"), default="file", help=text)

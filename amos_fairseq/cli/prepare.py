@@ -163,9 +163,9 @@ def add_tagging(kinds: Any) -> None:
     description = """\
 Convert labeled words to the input of the task sequence_tagging: pieces, the pieces of each word, labels.
 
-TRAIN and DEV are CoNLL-U, files with one word a line and its labels in the columns behind it, as in CoNLL-2000 and CoNLL-2003,
-or tables (JSON lines, Parquet, a folder of save_to_disk) with lists such as tokens and ner_tags; text may be compressed as .gz,
-.xz or .zst. A finished OUT, made from the same files and settings, is not changed."""
+TRAIN and DEV are CoNLL-U, files with one word a line and its label in the last column, as in CoNLL-2000 and CoNLL-2003, or
+tables (JSON lines, Parquet, a folder of save_to_disk) with the lists tokens and tags or ner_tags; text may be compressed as
+.gz, .xz or .zst. A finished OUT, made from the same files and settings, is not changed."""
     add = add_kind(kinds, "tagging", "labeled words to the data that amos tag fine-tunes on", description)
     add("train", type=Path, metavar="TRAIN", help="labeled words to train on")
     add("dev", type=Path, metavar="DEV", help="labeled words to score on, in the same format")

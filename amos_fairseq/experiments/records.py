@@ -75,7 +75,7 @@ class RunResult:
 
 
 def package_versions() -> dict[str, str]:
-    names = ("amos_fairseq", "fairseq-fixed", "scikit-learn", "scipy", "seqeval", "torch")
+    names = ("amos_fairseq", "fairseq-fixed", "scikit-learn", "scipy", "torch")
     return {name: version_of(name) for name in names} | {"python": platform.python_version()}
 
 

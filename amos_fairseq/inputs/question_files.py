@@ -1,36 +1,32 @@
-"""Questions on paragraphs, in SQuAD's official layout or the flat one of ``datasets``, validated while they are read, and the
-official scores.
+"""Questions on paragraphs, in SQuAD's official layout or the flat rows of ``datasets``, and the official scores.
 
 Exact match and F1 are those of the official scripts (Rajpurkar et al., 2016, section 6.1, and 2018, section 5), and of MLQA's
 for Chinese where contexts have no spaces.
 """
 
+import itertools
 import json
 import re
 import string
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.inputs import UNSPACED
-from amos_fairseq.inputs.files import FOLDER, PARQUET, UTF8_MARK, is_blank, kind_and_compression, kind_of, read_content
+from amos_fairseq.inputs.files import FOLDER, PARQUET, UTF8_MARK, kind_and_compression, kind_of, read_content
+from amos_fairseq.inputs.summary import print_what_was_read
 from amos_fairseq.inputs.tables import TableFile
-from amos_fairseq.strangers import (
-    LARGEST_COUNT,
-    field,
-    is_unicode,
-    parse_json,
-    plain_name,
-    text_in,
-    whole_number,
-)
+from amos_fairseq.strangers import LARGEST_COUNT, parse_json, plain_name, text_in, whole_number
 
 MANIFEST = "squad.json"  # of the prepared data
 TOKEN_ARRAYS = ("question", "context", "context_start", "context_end")
-HINT = "give a file in the layout of SQuAD"
+FORMS = (
+    "questions are read from SQuAD's JSON, and from rows (id, context, question, answers: {text, answer_start}) in .jsonl, "
+    ".parquet and folders of datasets: docs/converting.md has commands for other files"
+)
 LARGEST_FILE_BYTES = 256 << 20  # decompressed; the training set of SQuAD 2.0 has 40 MiB
 NAMED = 5  # ids in a note
 
@@ -61,15 +57,12 @@ class Example(NamedTuple):
 
     @classmethod
     def from_json(cls, line: str) -> "Example":
-        content = parse_json(line)
-        answers = []
-        for answer in field(content, "answers", list):
-            tokens = None if answer["tokens"] is None else tuple(map(whole_number, answer["tokens"]))
-            if tokens is not None and (len(tokens) != 2 or tokens[0] > tokens[1]):
-                raise ValueError(f"the tokens {tokens} are no first and last token")
-            answers.append(Answer(text_in(answer["text"]), whole_number(answer["start"], -LARGEST_COUNT), tokens))
-        is_impossible = field(content, "is_impossible", bool)
-        return cls(text_in(content["id"]), whole_number(content["context"]), tuple(answers), is_impossible)
+        content = json.loads(line)
+        answers = (
+            Answer(answer["text"], answer["start"], answer["tokens"] and tuple(answer["tokens"]))
+            for answer in content["answers"]
+        )
+        return cls(content["id"], content["context"], tuple(answers), content["is_impossible"])
 
     @property
     def spans(self) -> list[tuple[int, int]]:
@@ -104,148 +97,104 @@ class SquadFile(NamedTuple):
     def questions(self) -> list[Question]:
         return [question for paragraph in self.paragraphs for question in paragraph.questions]
 
-    def misplaced(self) -> list[tuple[str, str, Answer]]:
-        """Return context, id and answer where an answer is not at its start."""
-        return [
-            (paragraph.context, question.id, answer)
-            for paragraph in self.paragraphs
-            for question in paragraph.questions
-            for answer in question.answers
-            if not answer.is_in(paragraph.context)
-        ]
-
 
 def read_squad(path: Path) -> SquadFile:
     """Read a data set in the official layout ``{"version", "data": [{"title", "paragraphs": [...]}]}``, or flat rows of
     ``datasets``, ``{"id", "title", "context", "question", "answers": {"text": [...], "answer_start": [...]}}``. Questions
     without an answer are impossible, also where ``is_impossible`` is missing, as in the official evaluation."""
-    content = _read_content(path)
-    paragraphs = tuple(_read_paragraphs(path, content))
-    data = SquadFile(path, "" if isinstance(content, list) else _optional_text(content, "version"), paragraphs)
+    version = ""
+    try:
+        if kind_of(path) in (PARQUET, FOLDER) or kind_and_compression(path)[0] in (".jsonl", ".ndjson"):
+            kind, paragraphs = "rows", tuple(_paragraphs_of_rows(row for _, row in TableFile(path).rows()))
+        else:
+            content = parse_json(read_content(path, LARGEST_FILE_BYTES).removeprefix(UTF8_MARK))
+            kind, version = "SQuAD's JSON", content.get("version", "")
+            paragraphs = tuple(
+                _paragraph(article, node, node["qas"]) for article in content["data"] for node in article["paragraphs"]
+            )
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        problem = f"{error} is missing" if isinstance(error, KeyError) else error
+        raise UserError(f"{path} does not have the layout ({problem!s:.200}): {FORMS}") from error
+    data = SquadFile(path, version if isinstance(version, str) else "", paragraphs)
+    data = data._replace(paragraphs=tuple(map(_with_starts, paragraphs)), notes=_notes_on_starts(data))
+    _check_ids(data)
+    context, (question, *_) = next(paragraph[1:] for paragraph in data.paragraphs if paragraph.questions)
+    first = f"{question.text} -> {question.answers[0].text if question.answers else 'no answer'}; context: {context}"
+    print_what_was_read(
+        path, kind, [], len(data.questions), {}, first, what=f"questions on {len(paragraphs):,} paragraphs"
+    )
+    return data
+
+
+def _check_ids(data: SquadFile) -> None:
     ids = Counter(question.id for question in data.questions)
     if not ids:
-        raise UserError(f"{path} holds no questions: {HINT}")
+        raise UserError(f"{data.path} holds no questions: {FORMS}")
     ((most_common, count),) = ids.most_common(1)
     if count > 1:
-        raise UserError(f"{path}: the id {most_common:.60} occurs {count:,} times: predictions need unique ids")
-    notes = []
-    if blank := [question.id for question in data.questions if is_blank(question.text)]:
-        problem = f"{len(blank):,} of {len(ids):,} questions have no text ({named(blank)})"
-        if 2 * len(blank) > len(ids):
-            raise UserError(f"{path}: {problem}: write them into question")
-        notes.append(problem)
-    num_answers, wrong = sum(len(question.answers) for question in data.questions), data.misplaced()
-    if not num_answers:
-        raise UserError(f"{path}: no question has an answer: give a file with answers")
-    if 2 * len(wrong) > num_answers:
-        problem = f"{len(wrong)} of {num_answers} answers are not at their answer_start"
-        context, _, answer = wrong[0]
-        there = context[max(answer.start, 0) :][: len(answer.text)]
-        raise UserError(
-            f"{path}: {problem} ({named([name for _, name, _ in wrong])}); the first is {answer.text!r:.60}, and the context "
-            f"has {there!r:.60} there: the starts must count characters of the context in the file (not bytes, nor UTF-16 "
-            "units as in JavaScript; CR LF are two), and upper and lower case must agree"
-        )
-    data = data._replace(paragraphs=tuple(map(_with_starts, data.paragraphs)))
-    still_wrong = Counter(name for _, name, _ in data.misplaced())
-    if corrected := list((Counter(name for _, name, _ in wrong) - still_wrong).elements()):
-        what = "were not at their answer_start and were moved to the only place in the context that has their text"
-        notes.append(f"{len(corrected):,} answers {what} ({named(corrected)})")
-    return data._replace(notes=tuple(notes))
+        raise UserError(f"{data.path}: the id {most_common:.60} occurs {count:,} times: predictions need unique ids")
 
 
-def _read_paragraphs(path: Path, content: Any) -> list[Paragraph]:
-    paragraphs: list[Paragraph] = []
-    where = "the file"
-    try:
-        for number, article in enumerate(content if isinstance(content, list) else field(content, "data", list)):
-            where = f"data[{number}]"
-            if isinstance(article, dict) and not {"context", "paragraphs"} & article.keys():
-                has = ", ".join(map(str, article))
-                raise ValueError(f"there is no context (of a row) and no paragraphs (of an article), but {has:.200}")
-            if not isinstance(article, dict) or "context" not in article:
-                for place, node in enumerate(field(article, "paragraphs", list)):
-                    where = f"data[{number}].paragraphs[{place}]"
-                    paragraphs.append(_paragraph(article, node, field(node, "qas", list)))
-                continue
-            row = _paragraph(article, article, [article])
-            if paragraphs and paragraphs[-1][:2] == row[:2]:  # another question on the same paragraph
-                row = row._replace(questions=paragraphs.pop().questions + row.questions)
-            paragraphs.append(row)
-    except ValueError as error:
-        raise UserError(f"{path} does not have SQuAD's layout: in {where} {error}") from error
-    return paragraphs
+def _paragraphs_of_rows(rows: Iterable[dict[str, Any]]) -> Iterator[Paragraph]:
+    """Yield the paragraphs of rows with a question each; questions on the same paragraph follow each other."""
+    paragraphs = (_paragraph(row, row, [row]) for row in rows)
+    for (title, context), group in itertools.groupby(paragraphs, key=lambda paragraph: paragraph[:2]):
+        yield Paragraph(title, context, tuple(question for paragraph in group for question in paragraph.questions))
 
 
-def _read_content(path: Path) -> Any:
-    """Return the content of a JSON file, or the rows of a table as a list."""
-    if kind_of(path) in (PARQUET, FOLDER) or kind_and_compression(path)[0] in (".jsonl", ".ndjson"):
-        rows = (row for _, row in TableFile(path).rows())
-        return [{name: value for name, value in row.items() if value is not None} for row in rows]
-    text = read_content(path, LARGEST_FILE_BYTES).removeprefix(UTF8_MARK)  # plain, or compressed as .gz, .xz, .zst
-    try:
-        content = parse_json(text, object)
-    except ValueError as error:
-        raise UserError(f"{path} {error}: {HINT}") from error
-    is_row = isinstance(content, dict) and "data" not in content and "context" in content
-    return [content] if is_row else content
+def _paragraph(article: dict[str, Any], node: dict[str, Any], questions: Sequence[Any]) -> Paragraph:
+    return Paragraph(text_in(article.get("title") or ""), text_in(node["context"]), tuple(map(_question, questions)))
 
 
-def _paragraph(article: dict[str, Any], node: Any, questions: Sequence[Any]) -> Paragraph:
-    return Paragraph(_optional_text(article, "title"), _text(node, "context"), tuple(map(_question, questions)))
-
-
-def _question(node: Any) -> Question:
-    name = node.get("id") if isinstance(node, dict) else None
-    name = plain_name(str(name) if type(name) is int else field(node, "id", str))
-    given = node.get("answers")
-    if any(isinstance(each, str) for each in (given if isinstance(given, list) else [given])):
-        raise ValueError(f"answers of the question {name:.60} are texts without answer_start: add it")
-    if isinstance(given, dict):  # of datasets
-        texts, starts = field(given, "text", list), field(given, "answer_start", list)
-        if len(texts) != len(starts):
-            raise ValueError(f"the question {name:.60} has {len(texts)} texts and {len(starts)} starts of answers")
-        given = [{"text": text, "answer_start": start} for text, start in zip(texts, starts, strict=True)]
-    elif given is None:
-        raise ValueError(f"the question {name:.60} has no answers, but {', '.join(map(str, node)):.200}")
+def _question(node: dict[str, Any]) -> Question:
+    name, answers = plain_name(str(node["id"])), node["answers"]
+    if isinstance(answers, dict):  # of datasets
+        pairs = list(zip(answers["text"], answers["answer_start"], strict=True))
     else:
-        given = field(node, "answers", list)
-    answers = tuple(Answer(_text(each, "text"), field(each, "answer_start", int)) for each in given)
-    answers = tuple(answer for answer in answers if answer.text.strip())
-    # The official evaluation checks whether there are answers; in both files of version 2.0 the flag agrees with that.
-    if node.get("is_impossible") is not None and field(node, "is_impossible", bool) and answers:
-        raise ValueError(f"the question {name:.60} has an answer, but is_impossible is true")
-    return Question(name, _text(node, "question"), answers, not answers)
+        pairs = [(answer["text"], answer["answer_start"]) for answer in answers]
+    answers = tuple(Answer(text_in(text), whole_number(start, -LARGEST_COUNT)) for text, start in pairs if text.strip())
+    return Question(name, text_in(node["question"]), answers, not answers)
+
+
+def _notes_on_starts(data: SquadFile) -> tuple[str, ...]:
+    """Return a note on the answers that :func:`_with_starts` moves; refuse a file in which most starts are wrong."""
+    answers = [
+        (question.id, answer, paragraph.context)
+        for paragraph in data.paragraphs
+        for question in paragraph.questions
+        for answer in question.answers
+    ]
+    wrong = [(name, answer, context) for name, answer, context in answers if not answer.is_in(context)]
+    if 2 * len(wrong) > len(answers):
+        problem = (
+            f"{len(wrong)} of {len(answers)} answers are not at their answer_start, such as {wrong[0][1].text!r:.60}"
+        )
+        units = "starts count characters of the context (not bytes, nor UTF-16 units; CR LF are two)"
+        raise UserError(f"{data.path}: {problem} ({named([name for name, _, _ in wrong])}): {units}")
+    moved = [name for name, answer, context in wrong if _with_start(answer, context) != answer]
+    what = "were not at their answer_start and were moved to the only place in the context that has their text"
+    return (f"{len(moved):,} answers {what} ({named(moved)})",) if moved else ()
 
 
 def _with_starts(paragraph: Paragraph) -> Paragraph:
-    """Correct the start of each answer whose text is once in the context, but elsewhere."""
-
-    def with_start(answer: Answer) -> Answer:
-        if answer.is_in(paragraph.context):
-            return answer
-        start = paragraph.context.find(answer.text)
-        is_once = start >= 0 and paragraph.context.find(answer.text, start + 1) < 0
-        return answer._replace(start=start) if is_once else answer
-
     questions = (
-        question._replace(answers=tuple(map(with_start, question.answers))) for question in paragraph.questions
+        question._replace(answers=tuple(_with_start(answer, paragraph.context) for answer in question.answers))
+        for question in paragraph.questions
     )
     return paragraph._replace(questions=tuple(questions))
 
 
+def _with_start(answer: Answer, context: str) -> Answer:
+    """Correct the start of an answer whose text is once in the context, but elsewhere."""
+    if answer.is_in(context):
+        return answer
+    start = context.find(answer.text)
+    is_once = start >= 0 and context.find(answer.text, start + 1) < 0
+    return answer._replace(start=start) if is_once else answer
+
+
 def named(ids: Sequence[str]) -> str:
     return ", ".join([*(f"{name:.60}" for name in ids[:NAMED]), *(["..."] if len(ids) > NAMED else [])])
-
-
-def _text(node: Any, name: str) -> str:
-    return text_in(field(node, name, str))
-
-
-def _optional_text(node: dict[str, Any], name: str) -> str:
-    """Return a text that nothing depends on; an empty one if the file has another value."""
-    text = node.get(name)
-    return text if isinstance(text, str) and is_unicode(text) else ""
 
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")

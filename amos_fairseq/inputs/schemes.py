@@ -1,7 +1,8 @@
-"""How labels mark spans: the notations of data sets, converted to the one that conlleval and seqeval read.
+"""How labels mark spans, and the scores of labels: accuracy of words, and precision, recall and F1 of spans.
 
-There ``B-TYPE`` is the first word of a span, ``I-TYPE`` another, ``E-TYPE`` its last, ``S-TYPE`` its only word, and ``O`` is
-outside: IOB1 (CoNLL-2003), IOB2 (CoNLL-2000) and IOBES stay as they are. The scores are accuracy of words and F1 of spans.
+``B-TYPE`` is the first word of a span, ``I-TYPE`` another, ``E-TYPE`` its last, ``S-TYPE`` its only word, and ``O`` is outside:
+IOB1 (CoNLL-2003), IOB2 (CoNLL-2000) and IOBES. BILOU, with ``L`` for the last and ``U`` for the only word, is read as IOBES.
+The type may be missing.
 """
 
 import re
@@ -9,81 +10,47 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 OUTSIDE = "O"
-_SEPARATORS = "-_\u2010-\u2014\u2212"  # and the hyphens, dashes and minus signs of word processors
-MOST = 0.9  # of the words
-SECOND_LABEL = re.compile("[|,;+](O$|[BIESMLUW][-_])")  # in a label of spans that stands for two
-# BILOU has L for the last and U for the only word; BMES and BMEWO have M inside and W for the only word.
-_MARKS = {"B": "B", "I": "I", "E": "E", "S": "S", "M": "I", "L": "E", "U": "S", "W": "S"}
+_MARKS = {"B": "B", "I": "I", "E": "E", "S": "S", "L": "E", "U": "S"}
 
 
-def _with_prefix(label: str, separators: str) -> str | None:
-    match = re.fullmatch(f"([BIESMLUW])[{separators}](.+)", label, re.IGNORECASE)
-    return match and f"{_MARKS[match[1].upper()]}-{match[2]}"
+def notation_of(labels: Iterable[str]) -> dict[str, str]:
+    """Return the IOB or IOBES label for each label that marks a span or is outside of all; nothing if the labels are one class
+    for each word, such as parts of speech: if more of them have no mark than have one.
 
-
-def _with_suffix(label: str, separators: str) -> str | None:
-    match = re.fullmatch(f"(.+)[{separators}]([BIESMLUW])", label, re.IGNORECASE)
-    return match and f"{_MARKS[match[2].upper()]}-{match[1]}"
-
-
-def _with_word(label: str, separators: str) -> str | None:
-    match = re.fullmatch(f"(Begin(?:ning)?|Inside|End|Single)[{separators}](.+)", label, re.IGNORECASE)
-    return match and f"{match[1][0].upper()}-{match[2]}"
-
-
-def _without_type(label: str, separators: str) -> str | None:
-    return _MARKS.get(label)
-
-
-def notation_of(counts: Mapping[str, int]) -> dict[str, str]:
-    """Return the IOB or IOBES label for each label of a data set, or nothing if the labels are one class for each word, such as
-    parts of speech. A label that does not fit the others is missing from the result. ``counts``: number of words of each label.
-
-    Marks are a prefix or a suffix, in upper or lower case, separated by ``-`` or ``_``, or the whole label. Beside ``O``, also
-    ``|``, ``/``, ``:`` or ``.`` separate them, which others use in parts of speech. Labels without any mark (IO) mark spans if
-    ``O`` is the most frequent: neighbours with the same label are one span.
+    Single letters are marks only if ``B`` is one of them: tag sets have letters too.
     """
-    marked = {label: number for label, number in counts.items() if label.upper() not in (OUTSIDE, "OUTSIDE")}
-    has_outside = len(marked) < len(counts)
-    separators = f"{_SEPARATORS}|/:." if has_outside else _SEPARATORS
-    outside = dict.fromkeys(counts.keys() - marked.keys(), OUTSIDE)
-    most_are_outside = has_outside and sum(counts.values()) - sum(marked.values()) > max(marked.values(), default=0)
-    best, most = {}, 0
-    for convert in (_with_prefix, _with_suffix, _with_word, _without_type):
-        found = {label: new for label in marked if (new := convert(label, separators))}
-        if convert is _with_word and not any(new.startswith("I-") for new in found.values()):
-            continue  # END_DATE is a type
-        number = sum(marked[label] for label in found)
-        # Single letters are marks only if they are nearly all labels: tag sets have letters too.
-        if number > most and (convert is not _without_type or ("B" in found and number >= MOST * sum(marked.values()))):
-            best, most = found, number
-    if not best and most_are_outside:
-        return outside | {label: f"I-{label}" for label in marked}
-    # One other label, such as 0 for O, is a mistake too, however frequent it is.
-    is_spans = most_are_outside or 2 * most >= sum(marked.values()) or len(marked) - len(best) == 1
-    return outside | best if best and is_spans else {}
+    labels = set(labels)
+    mark = re.compile("([BIESLU])(-.+|)" if "B" in labels else "([BIESLU])(-.+)")
+    matches = {label: match for label in labels - {OUTSIDE} if (match := mark.fullmatch(label))}
+    if not matches or len(labels - {OUTSIDE}) > 2 * len(matches):
+        return {}
+    outside = dict.fromkeys(labels & {OUTSIDE}, OUTSIDE)
+    return outside | {label: _MARKS[match[1]] + match[2] for label, match in matches.items()}
 
 
-def describe(notation: Mapping[str, str]) -> str:
-    """Return the notation and how its labels are converted, for a message; an empty text if they stay."""
-    changed = [f"{old} is read as {new}" for old, new in sorted(notation.items()) if old != new]
-    if not changed:
-        return ""
-    # What is in the label besides the type; of IO nothing.
-    marks = {old.replace(new[2:], "", 1).strip(f"{_SEPARATORS}|/:.")[:1].upper() for old, new in notation.items()}
-    known = (("BMEWO", "W"), ("BILOU", "LU"), ("BMES", "M"), ("IOBES", "ES"), ("IOB", "B"))
-    name = next((name for name, letters in known if marks & set(letters)), "IO")
-    return f"{name} labels, scored as spans: {', '.join(changed[:4])}{', ...' if len(changed) > 4 else ''}"
+def name_of_notation(labels: Iterable[str]) -> str:
+    marks = {label[0] for label in labels}
+    return "BILOU" if marks & {"L", "U"} else "IOBES" if marks & {"E", "S"} else "IOB"
 
 
 def spans_of(labels: Sequence[str]) -> list[tuple[str, int, int]]:
-    """Return (type, first word, last word) of each span, by the rules of conlleval in the implementation of `seqeval`.
+    """Return (type, first word, last word) of each span, by the rules of conlleval.
 
-    The first hyphen of a label separates the type.
+    ``I-`` and ``E-`` continue a span of the same type that ``B-`` or ``I-`` leaves open; every other label but ``O`` begins
+    one. The first hyphen of a label separates the type, which is ``_`` where there is none.
     """
-    from seqeval.metrics.sequence_labeling import get_entities  # imports scikit-learn, which takes a second
-
-    return get_entities(list(labels))
+    spans, start = [], None
+    last_mark, last_type = OUTSIDE, ""
+    for place, label in enumerate([*labels, OUTSIDE]):
+        mark, _, span_type = label.partition("-")
+        if mark in ("I", "E") and last_mark in ("B", "I") and span_type == last_type:
+            last_mark = mark
+            continue
+        if start is not None:
+            spans.append((last_type or "_", start, place - 1))
+        start = None if mark == OUTSIDE else place
+        last_mark, last_type = mark, span_type
+    return spans
 
 
 def marks_ends(labels: Iterable[str]) -> bool:
@@ -94,7 +61,7 @@ def marks_ends(labels: Iterable[str]) -> bool:
 def encode_spans(labels: Sequence[str], with_ends: bool) -> list[str]:
     encoded = [OUTSIDE] * len(labels)
     for kind, first, last in spans_of(labels):
-        type_of = f"-{kind}" if "-" in labels[first] else ""  # seqeval calls spans without a type "_"
+        type_of = f"-{kind}" if "-" in labels[first] else ""
         encoded[first : last + 1] = [f"B{type_of}", *[f"I{type_of}"] * (last - first)]
         if with_ends:
             encoded[last] = f"{'S' if first == last else 'E'}{type_of}"

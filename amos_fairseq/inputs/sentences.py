@@ -7,11 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from amos_fairseq.errors import UserError
 from amos_fairseq.inputs import UNSPACED
 from amos_fairseq.inputs.files import is_blank
-from amos_fairseq.inputs.schemes import notation_of
-from amos_fairseq.output.terminal import say
+from amos_fairseq.inputs.summary import print_what_was_read
 
 MANIFEST = "tagging.json"
 # In the manifest. The second is there if words train in the raw text: some have no space between them; the third is the
@@ -63,45 +61,30 @@ class WordFile:
 
     Attributes:
         kind: how it was read.
-        notes: what was left out.
-        left_out: number of words that look blank, of empty rows, and of lines with -DOCSTART-.
+        left_out: what is no word or sentence, and how many.
     """
 
     path: Path
     kind: str
     sentences: list[Sentence]
-    notes: list[str] = field(default_factory=list)
-    left_out: int = 0
+    left_out: dict[str, int] = field(default_factory=dict)
 
     @property
     def names(self) -> list[str]:
         return list(self.sentences[0].columns)
 
-    def report(self, command: str = "prepare") -> None:
-        columns = f" (columns {', '.join(self.names)})" if self.names else ""
-        counted = f"{len(self.sentences):,} sentences, {self.kind}{columns}"
-        say("; ".join([f"{self.path}: {counted}", *self.notes]), command)
+    def report(self, command: str = "prepare", column: str | None = None) -> None:
+        """Print what was read, and the first sentence with its labels in ``column``."""
+        first, num_words = self.sentences[0], sum(len(sentence.words) for sentence in self.sentences)
+        shown, columns = first.text, []
+        if column is not None:
+            shown, columns = " ".join(map("/".join, zip(first.words, first.columns[column], strict=True))), [column]
+        what = f"sentences of {num_words:,} words"
+        print_what_was_read(self.path, self.kind, columns, len(self.sentences), self.left_out, shown, command, what)
 
     def label_column(self) -> str:
         """Return the name of the column of labels where the user gives none: upos, or the last one."""
-        if "upos" in self.names:
-            return "upos"
-        *others, last = self.names
-        marked = [name for name in others if self.has_marks(name)]
-        last_is_marked = bool(notation_of(count_labels(self.sentences, last)))
-        # Chunks and names (CoNLL-2003) are clear, but not outer and inner names, nor a last column of confidences.
-        if marked and (not last_is_marked or (marked[0] == others[0] and marked[0].isdecimal())):
-            problem = f"{self.path}: column {marked[-1]} marks spans, {last} {'too' if last_is_marked else 'does not'}"
-            raise UserError(f"{problem}: choose one with --column {marked[-1]} or --column {last}")
-        if not is_column_name(last):
-            raise UserError(f"{self.path}: {last!r:.60} cannot name a column of labels: rename it, such as to ner_tags")
-        return last
-
-    def has_marks(self, name: str) -> bool:
-        """Return whether all labels mark spans, not by their type alone: the lemma ``o`` is no mark."""
-        counts = count_labels(self.sentences, name)
-        notation = notation_of(counts)
-        return notation.keys() >= counts.keys() and any(new not in ("O", f"I-{old}") for old, new in notation.items())
+        return "upos" if "upos" in self.names else self.names[-1]
 
 
 def spaces_in(text: str, words: Sequence[str]) -> list[bool] | None:
@@ -120,19 +103,13 @@ def count_labels(sentences: Sequence[Sentence], column: str) -> Counter[str]:
     return Counter(label for sentence in sentences for label in sentence.columns[column])
 
 
-def join_unspaced_words(file: WordFile) -> WordFile:
+def join_unspaced_words(sentences: Sequence[Sentence]) -> None:
     """Where a file does not tell the spaces, leave them out of sentences in which half the words or more are in scripts
     without spaces."""
-    num_joined = 0
-    for sentence in file.sentences:
+    for sentence in sentences:
         is_unspaced = [UNSPACED.search(word) is not None for word in sentence.words if any(map(str.isalpha, word))]
         if sentence.spaces is None and any(is_unspaced) and 2 * sum(is_unspaced) >= len(is_unspaced):
             sentence.spaces = [*itertools.starmap(_needs_space, itertools.pairwise(sentence.words)), False]
-            num_joined += 1
-    if num_joined:
-        scripts = "Han, kana, Thai, Lao, Khmer or Burmese"
-        file.notes.append(f"the words of {num_joined:,} sentences in {scripts} are joined without spaces")
-    return file
 
 
 def _needs_space(word: str, following: str) -> bool:

@@ -238,7 +238,7 @@ def convert_treebank(path: Path) -> dict[str, list[Record]]:
     tag or relation is ``_``, which CoNLL-U writes where there is none, is no target."""
     tasks: dict[str, list[Record]] = {"pos": [], "dependencies": []}
     file = read_conllu(path)
-    file.report()
+    file.report(column="upos")
     for sentence in file.sentences:
         tags = [target_record((i, i + 1), tag) for i, tag in enumerate(sentence.columns["upos"]) if tag != "_"]
         arcs = []
@@ -253,9 +253,9 @@ def convert_treebank(path: Path) -> dict[str, list[Record]]:
 def convert_chunks(path: Path) -> dict[str, list[Record]]:
     """Return one target for each chunk, which the last column marks, by the rules of ``amos tag`` (conlleval)."""
     file = read_sentences(path)
-    file.report()
+    file.report(column=file.label_column())
     sentences = file.sentences
-    all_tags = [list(sentence.columns.values())[-1] for sentence in sentences]
+    all_tags = [sentence.columns[file.label_column()] for sentence in sentences]
     counts = Counter(tag for tags in all_tags for tag in tags)
     notation = notation_of(counts)
     if not notation.keys() >= counts.keys():

@@ -43,7 +43,7 @@ class Raw:
         else:
             self.changed, self.line = write_columns(folder / "train.txt", make_sentences()), "\nAnna\tnoun\tB-NAME\n"
             dev = write_columns(folder / "dev.txt", make_sentences(10, seed=2))
-            own = ["--column", "a", "--columns", "a,b"]
+            own = ["--column", "a", "--columns", "word,a,b"]
             self.kinds, self.tasks = {"tagging"}, {"tagging-a"}
             self.flags, self.prepare = ["--train", self.changed, "--dev", dev, *own], [self.changed, dev, *own]
 

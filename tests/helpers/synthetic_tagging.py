@@ -10,6 +10,7 @@ from amos_fairseq.text.vocabulary import learn_tokenizer
 NAMES = ["Anna", "ﬁona", "Łukasz", "New", "York", "São"]
 OTHERS = {"sees": "VERB", "the": "DET", "(grey)": "ADJ", "house": "NOUN", ",": "PUNCT", "3.5%": "NUM", "and": "CCONJ"}
 LONG = 30  # words of every tenth sentence
+NAMES_OF_COLUMNS = ("--columns", "word,pos,ner")  # of write_columns
 
 
 def sentence(generator: random.Random, length: int) -> list[tuple[str, str, str]]:
@@ -53,5 +54,7 @@ def prepare_tagging(directory: Path, *flags: str, number: int = 40) -> Path:
     (directory / "text.txt").write_text(text, encoding="utf-8")
     learn_tokenizer(directory / "text.txt", 100, cased=False).save(directory / "tokenizer")
     source = str(write_columns(directory / "train.txt", sentences))
-    prepare("tagging")([source, source, str(directory / "tokenizer"), str(directory / "data"), *flags])
+    prepare("tagging")(
+        [source, source, str(directory / "tokenizer"), str(directory / "data"), *NAMES_OF_COLUMNS, *flags]
+    )
     return directory / "data"

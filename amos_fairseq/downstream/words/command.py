@@ -246,7 +246,7 @@ class Tagging(Benchmark):
 
     def notes(self, results: Sequence[RunResult], summaries: Summaries) -> Iterator[str]:
         if any("f1" in summary.scores for summary in summaries.values()):
-            yield "a span is right if its type and both ends are (conlleval's rules, computed by seqeval)"
+            yield "a span is right if its type and both ends are (conlleval's rules)"
 
 
 def task_of_column(name: str, names: Sequence[str]) -> str:
@@ -344,7 +344,8 @@ def joined_as_in_training(file: WordFile, raw_text: bool) -> list[Sentence]:
     if raw_text:
         return file.sentences
     without_text = [dataclasses.replace(sentence, spaces=None) for sentence in file.sentences]
-    return join_unspaced_words(dataclasses.replace(file, sentences=without_text, notes=[])).sentences
+    join_unspaced_words(without_text)
+    return without_text
 
 
 def encode_sentences(loaded: LoadedCheckpoint, sentences: Sequence[Sentence]) -> list[dict[str, Tensor]]:
@@ -425,8 +426,6 @@ def label_file(
         labels.append([of_run.spell(found, len(one.words)) for one, found in zip(sentences, predicted, strict=True)])
         of_cut = f"have the label {of_run.of_cut}"
         done.append(f"{out}, {of_run.name}: {counted(loaded, sentences, encoded, of_cut)}")
-    if words.left_out:
-        done.append(f"{words.left_out:,} words or rows of {file} are not in {out}: they look blank, or are -DOCSTART-")
     rows = (zip(one.words, *found, strict=True) for one, *found in zip(words.sentences, *labels, strict=True))
     text = "\n".join("".join("\t".join(row) + "\n" for row in of_sentence) for of_sentence in rows)
     with explain_write_errors(out, "permit writing, or give another --out"):

@@ -25,10 +25,9 @@ from typing import Any
 from amos_fairseq.errors import UserError
 from amos_fairseq.inputs.schemes import (
     OUTSIDE,
-    SECOND_LABEL,
-    describe,
     encode_spans,
     marks_ends,
+    name_of_notation,
     notation_of,
 )
 from amos_fairseq.inputs.sentences import (
@@ -45,7 +44,7 @@ from amos_fairseq.inputs.sentences import (
     join_words,
 )
 from amos_fairseq.inputs.splits import held_out, seen_note
-from amos_fairseq.inputs.word_files import COLUMNS, NAMES_OF_NUMBERS, NUMBER, read_sentences
+from amos_fairseq.inputs.word_files import read_sentences
 from amos_fairseq.output.terminal import progress_bar, say
 from amos_fairseq.text.encoding import BinarizedFile, describe_loss, lost_shares
 from amos_fairseq.text.prepared_data import (
@@ -62,7 +61,6 @@ from amos_fairseq.text.tokenization.tokenizer import BOS, EOS, UNK, Tokenizer
 ARRAYS = (*WORD_ARRAYS, "label")
 REST = "rest"  # value of --unlabeled: the training sentences that --labeled leaves
 BIOES = "bioes"  # value of --encoding
-MANY_WORDS = 50  # of fewer words the first may well have the only label of its kind
 
 
 @dataclass(frozen=True)
@@ -71,7 +69,7 @@ class WordSource:
 
     Attributes:
         column: name of the labels; by default upos of CoNLL-U, or the last one.
-        columns: names of the columns after the word, of files other than CoNLL-U.
+        columns: names of all columns of files with one word a line.
         encoding: of spans: ``file``, as they are there, or ``bioes`` (thesis, section 4.3.1).
         labeled: number of training sentences; None for all.
         unlabeled: a file of sentences without labels, ``rest``, or None for none.
@@ -118,32 +116,27 @@ class WordSource:
         return self.dev or "the dev set"
 
     def read_labeled(self, path: Path) -> WordFile:
-        return read_sentences(path, self.columns)
+        return read_sentences(path, self.columns, self.column)
 
     def read(self) -> tuple[str, dict[str, list[Sentence]], bool]:
         """Return the column of the labels, which an option or the training file names; the sentences of all splits, of which
         those of ``unlabeled`` have no labels; and whether the labels mark spans."""
         train = self.read_labeled(self.train)
         column = self.column or train.label_column()
-        train.report()
         train, dev = files = split_off_dev(train) if self.dev is None else [train, self.read_labeled(self.dev)]
-        if dev.kind == train.kind == COLUMNS and dev.names != train.names and len(dev.names) == len(train.names):
-            # The names follow from the labels, and a dev set may have no entity.
-            dev = files[1] = read_sentences(self.dev, train.names)
-        if self.dev is not None:
-            dev.report()
         for file in files:
             if column not in file.names:
                 raise UserError(
                     f"{file.path} has no column {column}: give --column with one of {', '.join(file.names)}"
                 )
-            check_labels(file, column)
         has_spans = convert_spans(files, column)
         if has_spans:
             use_one_encoding(train, dev, column, with_ends=True if self.encoding == BIOES else None)
         elif self.encoding == BIOES:
             where = f"column {column} of {self.train} and {self.dev_name}"
             raise UserError(f"--encoding bioes is for labels that mark spans (B-, I-, O), not {where}: leave it out")
+        for file in files:
+            file.report(column=column)
         labeled, rest = choose_labeled(train.sentences, self.labeled, self.train)
         splits = {"train": labeled, "valid": dev.sentences}
         if self.unlabeled == REST:
@@ -202,10 +195,6 @@ class WordSource:
                 f"{split}: {numbers['sentences']} sentences, {numbers['words']} words, {numbers['pieces']} pieces "
                 f"({numbers['unknown']} unknown); longest sentence {numbers['longest']} pieces; {describe_loss(numbers)}"
             )
-        if in_train.total() > MANY_WORDS and in_train[first.columns[column][0]] == 1:
-            say(
-                f"{self.train}: the label of the first word, {first.columns[column][0]}, occurs once: is the line a header?"
-            )
         if empty := in_train["_"] + in_dev["_"]:
             say(f"column {column}: {empty:,} words have the label _, which CoNLL-U writes where there is none")
         if seen:
@@ -233,17 +222,6 @@ def prepare_tagging_inside(out: Path, source: WordSource, tokenizer: Tokenizer) 
     return prepared_data(out, "tagging", description, lambda folder: source.write(folder, tokenizer, description))
 
 
-def check_labels(file: WordFile, column: str) -> None:
-    """Refuse labels of a column file that are numbers, or that all have a blank, as between two columns."""
-    labels = count_labels(file.sentences, column)
-    if file.kind == COLUMNS and all(map(NUMBER.fullmatch, labels)):
-        advice = f"{NAMES_OF_NUMBERS}; or choose another column with --column"
-        raise UserError(f"{file.path}: column {column} has numbers without names ({min(labels):.20}): {advice}")
-    if file.kind == COLUMNS and all(" " in label for label in labels):
-        advice = r"if it separates columns, write tabs: sed 's/ \+/\t/g' FILE > NEW"
-        raise UserError(f"{file.path}: each label of column {column} has a blank ({min(labels)!r:.60}): {advice}")
-
-
 def convert_spans(files: Sequence[WordFile], column: str) -> bool:
     """Convert labels that mark spans to IOB or IOBES, and return whether they do; refuse a label that does not fit the rest."""
     counts = count_labels([sentence for file in files for sentence in file.sentences], column)
@@ -254,13 +232,11 @@ def convert_spans(files: Sequence[WordFile], column: str) -> bool:
         for sentence in file.sentences:
             labels = sentence.columns[column]
             for line, word, label in zip(sentence.lines, sentence.words, labels, strict=True):
-                if label not in notation or SECOND_LABEL.search(label):
-                    what = "has two labels" if SECOND_LABEL.search(label) else "marks no span, as the others do"
-                    problem = f"the label {label!r:.60} of the word {word!r:.60} {what}"
+                if label not in notation:
+                    problem = f"the label {label!r:.60} of the word {word!r:.60} marks no span, as the others do"
                     raise UserError(f"{file.path}, line {line}: {problem}: correct it, or remove it if it is a header")
             sentence.columns[column] = [notation[label] for label in labels]
-    if converted := describe(notation):
-        say(f"column {column}: {converted}")
+    say(f"column {column}: {name_of_notation(counts)} labels, scored as spans")
     return True
 
 

@@ -24,8 +24,8 @@ FOR_MACHINE=(--only-binary=:all: --python-version 3.12 --implementation cp
 for name in fairseq-fixed==0.12.3.1 bitarray zstandard tokenizers==0.23.3 sentencepiece==0.2.3 hydra-core==1.3.2 omegaconf==2.3.0 filelock; do
     python3 -m pip download -q --no-deps -d "$WORK/wheels" "${FOR_MACHINE[@]}" "$name"
 done
-# Sources only, pure Python.
-python3 -m pip wheel -q --no-deps -w "$WORK/wheels" antlr4-python3-runtime==4.9.3 seqeval==1.2.2
+# Source only, pure Python.
+python3 -m pip wheel -q --no-deps -w "$WORK/wheels" antlr4-python3-runtime==4.9.3
 mkdir "$WORK/site"
 for wheel in "$WORK"/wheels/*.whl; do python3 -m zipfile -e "$wheel" "$WORK/site"; done
 # What only fairseq's developers need.

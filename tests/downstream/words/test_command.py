@@ -9,7 +9,7 @@ import pytest
 import torch
 from fairseq.data import Dictionary
 from preparing import prepare
-from synthetic_tagging import make_sentences, prepare_tagging
+from synthetic_tagging import NAMES_OF_COLUMNS, make_sentences, prepare_tagging
 
 from amos_fairseq.downstream.words.command import encode_sentences, open_tagging, word_trials
 from amos_fairseq.downstream.words.dataset import WordSequences
@@ -91,7 +91,7 @@ def test_a_constant_label_and_sentences_that_train_too(session, tmp_path):
     prepare_tagging(tmp_path)
     pos = tmp_path / "pos"
     source = tmp_path / "train.txt"
-    prepare("tagging")([source, source, tmp_path / "tokenizer", pos, "--column", "pos"])
+    prepare("tagging")([source, source, tmp_path / "tokenizer", pos, *NAMES_OF_COLUMNS, "--column", "pos"])
     tags = [tag for rows in make_sentences() for _, tag, _ in rows]
     most = max(set(tags), key=tags.count)
     both = open_tagging(session, [pos, tmp_path / "data"])

@@ -10,12 +10,11 @@ import pytest
 from failures import error_line, harm_last_byte
 from fairseq.data.indexed_dataset import MMapIndexedDataset
 from preparing import prepare
-from synthetic_tagging import make_sentences, prepare_tagging, write_columns, write_conllu
+from synthetic_tagging import NAMES_OF_COLUMNS, make_sentences, prepare_tagging, write_columns, write_conllu
 
 from amos_fairseq.downstream.words.dataset import Column, TaggedSentences
 from amos_fairseq.downstream.words.prepare import WordSource, prepare_tagging_inside
 from amos_fairseq.errors import UserError
-from amos_fairseq.experiments.runner import usable_folder
 from amos_fairseq.inputs.schemes import encode_spans, marks_ends
 from amos_fairseq.text.tokenization import load_tokenizer
 
@@ -78,7 +77,10 @@ def test_conllu_and_other_columns(data, tmp_path):
     source = write_conllu(tmp_path / "dev.txt", make_sentences())
     packed = tmp_path / "dev.conllu.gz"
     packed.write_bytes(gzip.compress(source.read_bytes()))
-    for files, flags in (([source, packed], []), ([data.parent / "train.txt"] * 2, ["--column", "pos"])):
+    for files, flags in (
+        ([source, packed], []),
+        ([data.parent / "train.txt"] * 2, [*NAMES_OF_COLUMNS, "--column", "pos"]),
+    ):
         out = tmp_path / f"out{len(flags)}"
         main([*files, data / "tokenizer", out, *flags])
         assert labels_of(out) == [[pos for _, pos, _ in rows] for rows in make_sentences()]
@@ -92,26 +94,9 @@ def test_conllu_and_other_columns(data, tmp_path):
     assert pieces == [tokenizer.ids_of(tokenizer.encode(text)) for text in texts]
     assert labels_of(tmp_path / "raw") == labels_of(out)
     assert manifest_of(tmp_path / "raw")["raw_text"] is True
-    named = ["--columns", "tag,group", "--column", "tag"]
+    named = ["--columns", "word,tag,group", "--column", "tag"]
     main([*files, data / "tokenizer", tmp_path / "named", *named])
     assert manifest_of(tmp_path / "named")["column"] == "tag"
-
-
-def test_a_dev_file_without_entities_has_the_columns_of_the_training_file(data, tmp_path):
-    train, dev = tmp_path / "train.txt", tmp_path / "dev.txt"
-    train.write_text("Anna NNP B-PER\nsees VBZ O\nRome NNP B-LOC\n\nthe DT O\n")
-    dev.write_text("the DT O\nsees VBZ O\n")
-    main([train, dev, data / "tokenizer", tmp_path / "out"])
-    assert manifest_of(tmp_path / "out")["column"] == "ner"
-    assert labels_of(tmp_path / "out") == [["O", "O"]]
-
-
-def test_a_column_of_any_name_has_a_folder_that_can_be_used(data, tmp_path):
-    """A CoNLL-U Plus column such as X:NER; fairseq would take its name for two folders."""
-    path = tmp_path / "a.conllup"
-    path.write_text("# global.columns = ID FORM X:NER\n1\tthe\tO\n2\tAnna\tB-PER\n")
-    folder = prepare_tagging_inside(tmp_path / "out", WordSource(path, path), load_tokenizer(data / "tokenizer"))
-    assert Column.of(usable_folder(folder)).name == "X:NER"
 
 
 def test_few_labels_and_the_rest_without(data, tmp_path):
@@ -172,20 +157,19 @@ def test_spans_of_the_dev_file_are_encoded_as_in_training(train_has_ends, data, 
 
 
 def test_what_is_doubtful_is_said(data, tmp_path, capsys):
-    """The share of the most frequent label, dev sentences that train too, a first label that occurs nowhere else."""
+    """The share of the most frequent label, and dev sentences that train too."""
     sentences = make_sentences()
     dev = write_columns(tmp_path / "dev.txt", [[("Zoë", "ADV", "O")] * 3, *sentences[:1], [("Ada", "X", "O")]])
-    train = write_columns(tmp_path / "train.txt", [[("Wort", "Art", "O")], *sentences])
-    main([train, dev, data / "tokenizer", tmp_path / "out", "--column", "pos"])
+    train = write_columns(tmp_path / "train.txt", sentences)
+    main([train, dev, data / "tokenizer", tmp_path / "out", *NAMES_OF_COLUMNS, "--column", "pos"])
     said = capsys.readouterr().err
     in_dev = ["ADV"] * 3 + [pos for _, pos, _ in sentences[0]] + ["X"]
     most = max(set(in_dev), key=in_dev.count)
     assert f"scored by accuracy ({most} is {in_dev.count(most) / len(in_dev):.1%} of the dev words)" in said
-    assert "the label of the first word, Art, occurs once: is the line a header?" in said
     seen = 1 + (sentences[0][0][0] == "Ada")
     assert f"{seen} of 3 dev sentences train too: the scores may be too high" in said
     assert Column.of(tmp_path / "out").seen == seen
-    assert f"{train}: 41 sentences, one word a line (columns pos, ner)" in said
+    assert f"{train}: one word a line, column pos: 40 sentences of {sum(map(len, sentences))} words" in said
 
 
 def test_refusals(data, tmp_path, capsys):
@@ -193,30 +177,26 @@ def test_refusals(data, tmp_path, capsys):
     source, tokenizer, out = data.parent / "train.txt", data / "tokenizer", tmp_path / "out"
     same = write_columns(tmp_path / "same.txt", [[("a", "X", "O"), ("b", "X", "O")], [("b", "X", "B-Y")]])
     others = write_columns(tmp_path / "others.txt", [[("a", "Y", "O"), ("b", "Z", "B-PERSON")]])
-    double = write_columns(tmp_path / "double.txt", [[("a", "X", "O"), ("b", "X", "B-Y|B-Z"), ("c", "X", "I-Y")]])
-    commas = write_columns(tmp_path / "commas.txt", [[("a", "X", "O,O"), ("b", "X", "B-Y,O"), ("c", "X", "I-Y,O")]])
     bilou = write_columns(tmp_path / "bilou.txt", [[("a", "X", "O"), ("b", "X", "U-Y")]])
-    header = write_columns(tmp_path / "header.txt", [[("Wort", "Art", "Etikett"), ("b", "X", "B_Y")]])
+    header = write_columns(tmp_path / "header.txt", [[("Wort", "Art", "Etikett"), ("b", "X", "B-Y")]])
     for folder, name in (("full", "file"), ("foreign", "tagging.json")):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / name).write_text('{"labels": []}')
     for train, dev, target, flags, message in (
-        (source, source, data, ["--column", "pos"], "is not empty, and was not made of these files"),
-        (source, source, out, ["--column", "x"], "no column x: give --column with one of pos, ner"),
+        (source, source, data, ["--column", "2"], "is not empty, and was not made of these files"),
+        (source, source, out, ["--column", "x"], "no column x: give --column with one of 2, label"),
         (source, source, tmp_path / "a:b", [], "fairseq separates folders at ':'"),
         (tmp_path / "absent", source, out, [], "no such file"),
-        (source, source, out, ["--columns", "../../x,y"], "'../../x' cannot name a column"),
-        (source, source, out, ["--columns", "pos,pos"], "names 'pos' twice"),
-        (source, others, out, [], "others.txt, column ner: no label is in"),
-        (source, others, out, ["--column", "pos"], "(Y Z): give files with the same labels"),
+        (source, source, out, ["--columns", "word,../../x,y"], "'../../x' cannot name a column"),
+        (source, source, out, ["--columns", "word,pos,pos"], "names 'pos' twice"),
+        (source, others, out, [], "others.txt, column label: no label is in"),
+        (source, others, out, ["--column", "2"], "(Y Z): give files with the same labels"),
         (bilou, header, out, [], "header.txt, line 1: the label 'Etikett' of the word 'Wort' marks no span, as the"),
-        (double, source, out, [], "double.txt, line 2: the label 'B-Y|B-Z' of the word 'b' has two labels"),
-        (commas, commas, out, [], "commas.txt, line 1: the label 'O,O' of the word 'a' has two labels"),
-        (same, source, out, ["--column", "pos"], "column pos: all words that train have the label"),
+        (same, source, out, ["--column", "2"], "column 2: all words that train have the label"),
         (same, same, out, ["--labeled", "1"], "all words that train have the label O: give another column, or more"),
         (source, source, out, ["--unlabeled", "rest"], "--unlabeled rest is what --labeled N leaves"),
         (source, source, out, ["--labeled", "41"], f"--labeled 41: {source} has 40 sentences: give 1 to as many"),
-        (source, source, out, ["--encoding", "bioes", "--column", "pos"], "is for labels that mark spans"),
+        (source, source, out, ["--encoding", "bioes", "--column", "2"], "is for labels that mark spans"),
         (source, source, out, ["--unlabeled", "absent.txt"], "absent.txt"),
         (source, source, tmp_path / "full", [], "is not empty, and was not made of these files"),
     ):
