@@ -85,7 +85,9 @@ def add_overrides(parser: argparse.ArgumentParser, example: str) -> None:
 
 def add_label_columns(add: Any) -> None:
     """Add --column, --columns and --encoding, which choose the labels of a file of labeled words."""
-    text = "labels to predict: upos (default), xpos or deprel of CoNLL-U; a name of --columns (default: the last column, "
+    text = (
+        "labels to predict: upos (default), xpos or deprel of CoNLL-U; a name of --columns (default: the last column, "
+    )
     text += "label, of files with one word a line); a list in tables (default: tags or ner_tags)"
     add("--column", metavar="NAME", help=text)
     text = "names of all columns of files with one word a line, with word among them (default: word,2,...,label)"

@@ -12,7 +12,7 @@ from failures import error_line
 from preparing import prepare
 from synthetic_glue import write_pretrained_checkpoint, write_raw_glue
 from synthetic_squad import make_squad, write_json
-from synthetic_tagging import make_sentences, write_columns
+from synthetic_tagging import NAMES_OF_COLUMNS, make_sentences, write_columns
 
 from amos_fairseq.cli.main import main
 from amos_fairseq.downstream.spans import command as squad
@@ -110,9 +110,9 @@ def test_a_tenth_of_the_sentences_is_the_dev_set(planned, tmp_path, capsys) -> N
     """Equal sentences are on the same side, every sentence is on one."""
     sentences = make_sentences(60) + make_sentences(20)
     raw = write_columns(tmp_path / "train.txt", sentences)
-    opened = planned("tag", tmp_path / "out", "--train", raw, "--column", "pos")
+    opened = planned("tag", tmp_path / "out", "--train", raw, *NAMES_OF_COLUMNS, "--column", "pos")
     said = capsys.readouterr().err
-    assert (said.count("train.txt: "), said.count("train.txt: 80 sentences, one word a line")) == (1, 1)
+    assert said.count("train.txt: one word a line, column pos: ") == 2, "the training set, and the dev set"
     train, dev = (Column.of(opened.data).read_words(split) for split in ("train", "valid"))
     assert sorted(train + dev) == sorted([word for word, _, _ in rows] for rows in sentences)
     assert 6 <= len(dev) <= 8
@@ -120,7 +120,9 @@ def test_a_tenth_of_the_sentences_is_the_dev_set(planned, tmp_path, capsys) -> N
     (task,) = opened.tasks.values()
     chosen = f"pos: dev: {len(dev)} sentences of train.txt, chosen at random (seed 1); {len(train)} sentences train"
     assert task.notes[0] == chosen
-    assert identities(planned("tag", tmp_path / "other", "--train", raw, "--column", "pos")) == identities(opened)
+    assert identities(
+        planned("tag", tmp_path / "other", "--train", raw, *NAMES_OF_COLUMNS, "--column", "pos")
+    ) == identities(opened)
 
 
 def test_tests_sets_of_glue_can_be_added_to_results(planned, tmp_path, capsys) -> None:
@@ -158,4 +160,4 @@ def test_what_cannot_be_used_is_refused_in_one_line(start, tmp_path, capsys) -> 
     bare = shutil.copytree(start, tmp_path / "bare", ignore=shutil.ignore_patterns("tokenizer"))
     arguments = ["tag", "--checkpoint", bare, "--out", tmp_path / "out", "--cpu", "--train", raw, "--dev", raw]
     line = error_line(capsys, main, *arguments, reports_progress=True)
-    assert "bare/tokenizer is not a directory: give the tokenizer directory of a corpus or of a run" in line
+    assert "bare/tokenizer holds no tokenizer: expected " in line

@@ -39,6 +39,11 @@ def write(path: Path, text: str) -> Path:
     return path
 
 
+def name_for(content: object) -> str:
+    """Return a name whose suffix says what a file holds: JSON lines, or words."""
+    return "file.jsonl" if isinstance(content, str) and content.startswith("{") else "file.txt"
+
+
 def lines_of(rows: list[dict]) -> str:
     return "".join(json.dumps(row) + "\n" for row in rows)
 
@@ -126,7 +131,7 @@ TEXTS = [
 def test_the_text_of_words(case, tmp_path):
     """A space is between two words only where the raw text has one."""
     content, texts, num_other = TEXTS[case]
-    file = read_sentences(write(tmp_path / "a", content))
+    file = read_sentences(write(tmp_path / name_for(content), content))
     assert [sentence.text for sentence in file.sentences] == texts
     assert file.left_out.get("# text with other words than the sentence", 0) == num_other
 
@@ -188,7 +193,7 @@ def test_tables_of_lists(name, tmp_path):
     ],
 )
 def test_words_without_labels(text, how, expected, tmp_path):
-    file = read_sentences(write(tmp_path / "a.txt", text), labeled=False)
+    file = read_sentences(write(tmp_path / name_for(text), text), labeled=False)
     assert (file.kind, [sentence.words for sentence in file.sentences], file.names) == (how, expected, [])
 
 
@@ -213,9 +218,10 @@ def test_words_without_labels(text, how, expected, tmp_path):
     ],
 )
 def test_what_was_read_is_printed(text, expected, tmp_path, capsys):
-    file = read_sentences(write(tmp_path / "a.txt", text))
+    path = write(tmp_path / name_for(text), text)
+    file = read_sentences(path)
     file.report(column=file.label_column())
-    printed = capsys.readouterr().err.replace(f"\nprepare: {tmp_path / 'a.txt'}: the first:", " |")
+    printed = capsys.readouterr().err.replace(f"\nprepare: {path}: the first:", " |")
     assert expected in printed
 
 
@@ -284,9 +290,10 @@ REFUSED = [
 def test_refusals(case, tmp_path):
     """One line that names the file and the place."""
     read, content, message = REFUSED[case]
+    path = tmp_path / name_for(content)
     if content is not None:
-        (tmp_path / "file.txt").write_bytes(content if isinstance(content, bytes) else content.encode("utf-8"))
-    expected = rf"file\.txt.*{message}" if message else "--columns a,b: name all columns, with word among them"
+        path.write_bytes(content if isinstance(content, bytes) else content.encode("utf-8"))
+    expected = rf"{path.name}.*{message}" if message else "--columns a,b: name all columns, with word among them"
     with pytest.raises(UserError, match=expected) as refusal:
-        read(tmp_path / "file.txt")
+        read(path)
     assert "\n" not in str(refusal.value)

@@ -107,7 +107,7 @@ def test_refusals(data, tmp_path, capsys):
     with (tmp_path / "huge.json").open("wb") as file:
         file.truncate(1 << 40)  # which takes no space
     for arguments, message in (
-        ([tmp_path / "text.json", source, tokenizer, out], "text.json is not JSON"),
+        ([tmp_path / "text.json", source, tokenizer, out], "text.json does not have the layout (is not JSON"),
         ([tmp_path / "cut.json.xz", source, tokenizer, out], "cut.json.xz is damaged"),
         ([source, tmp_path / "absent.json", tokenizer, out], "absent.json: no such file"),
         ([source, source, tmp_path / "absent", out], "absent holds no tokenizer"),
