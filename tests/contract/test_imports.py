@@ -72,7 +72,7 @@ def may_import() -> dict[str, set[str] | None]:
 
 
 def test_imports_are_those_of_the_table() -> None:
-    """Each folder imports only what its row permits."""
+    """Each folder imports only what its row permits, and all that it names."""
     paths, table, found = modules(), may_import(), set()
     for name, imported in graph().items():
         found |= {(layer_of(name, paths), layer_of(other, paths), name, other) for other in imported}
@@ -84,6 +84,7 @@ def test_imports_are_those_of_the_table() -> None:
         if layer != below and not (is_free or is_allowed):
             wrong.append(edge)
     assert wrong == []
+    assert {(layer, below) for layer, allowed in table.items() for below in allowed or ()} <= {e[:2] for e in found}
     assert table.keys() == {layer_of(name, paths) for name in graph()}
 
 
