@@ -15,7 +15,7 @@ from typing import Any
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import file_version
-from amos_fairseq.strangers import (
+from amos_fairseq.untrusted import (
     LARGEST_COUNT,
     are_labels,
     field,

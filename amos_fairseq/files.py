@@ -19,7 +19,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.strangers import is_unicode
+from amos_fairseq.untrusted import is_unicode
 
 logger = logging.getLogger(__name__)
 logging.getLogger("filelock").setLevel(logging.INFO)  # it reports every lock at DEBUG, which fairseq's settings print

@@ -42,8 +42,8 @@ from amos_fairseq.recipes.composition import compose_recipe
 from amos_fairseq.recipes.overrides import training_command
 from amos_fairseq.run.metrics_file import read_records
 from amos_fairseq.setting_checks import check_configuration
-from amos_fairseq.strangers import read_json
 from amos_fairseq.tasks.text_pretraining import TextPretrainingTask
+from amos_fairseq.untrusted import read_json
 
 # A generator is useful whose loss is as many nats below the entropy of single tokens, and whose samples equal the original in
 # a smaller share (ours). They are measured on so many tokens of held-out text.

@@ -10,7 +10,7 @@ from amos_fairseq.errors import UserError
 from amos_fairseq.files import check_new_folder, json_text, write_text
 from amos_fairseq.recipes import RECIPES
 from amos_fairseq.recipes.known_settings import SETTING, check_keys, known_settings
-from amos_fairseq.strangers import read_json
+from amos_fairseq.untrusted import read_json
 
 MLM, ELECTRA, AMOS = OBJECTIVES = ("mlm", "electra", "amos")
 NEW, SELF = "new", "self"  # values of --generator beside a path

@@ -32,11 +32,11 @@ from amos_fairseq.files import DICTIONARY_FILE, TOKENIZER_DIRECTORY, directory_s
 from amos_fairseq.models.pretrained_encoder import class_of_checkpoint, is_fine_tuned
 from amos_fairseq.models.pretraining import GeneratorNetwork, PretrainingModel
 from amos_fairseq.setting_checks import check_saved_settings, model_settings
-from amos_fairseq.strangers import values_in
 from amos_fairseq.text import MASK_SYMBOL, protect
 from amos_fairseq.text.tokenization import load_tokenizer
 from amos_fairseq.text.tokenization.tokenizer import Tokenizer
 from amos_fairseq.text.tokenization.truncation import kept_lengths
+from amos_fairseq.untrusted import values_in
 
 CheckpointPath = str | os.PathLike
 _LONGEST_CHAIN = 10  # of runs that started from each other

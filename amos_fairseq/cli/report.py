@@ -7,7 +7,7 @@ from typing import Any
 from amos_fairseq.cli.arguments import add_subcommand, import_fairseq
 from amos_fairseq.errors import UserError, explain_os_errors
 from amos_fairseq.output.terminal import say
-from amos_fairseq.strangers import read_text
+from amos_fairseq.untrusted import read_text
 
 DESCRIPTION = """\
 Write one HTML page about runs, without scripts and external resources. Of a SAVE_DIR of pretraining: its cost; the training

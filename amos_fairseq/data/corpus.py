@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import CORPUS_FILE, DICTIONARY_FILE, file_sha256, file_version, sample_sha256
-from amos_fairseq.strangers import read_json
+from amos_fairseq.untrusted import read_json
 
 logger = logging.getLogger(__name__)
 

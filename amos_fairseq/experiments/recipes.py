@@ -29,8 +29,8 @@ from amos_fairseq.errors import UserError
 from amos_fairseq.experiments import RECIPES, VIEW_HEADS, VIEW_LAYERS, VIEW_TARGETS, recipe_file, recipe_names
 from amos_fairseq.modules.heads import LINEAR_HEAD, POOLINGS
 from amos_fairseq.setting_checks import check_ranges, read_section, setting
-from amos_fairseq.strangers import read_yaml
 from amos_fairseq.text.encoding import END_ID
+from amos_fairseq.untrusted import read_yaml
 
 WORDS = "tagging"  # the section of a recipe for labels of words, and for trees
 FOR_VIEWS = ("view_layers", "view_heads", "view_targets", "view_confidence", "unlabeled_start")
@@ -107,13 +107,18 @@ class Hyperparameters:
     def as_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self) | {"adam_betas": list(self.adam_betas)}
 
-    def schedule(self, num_examples: int, carries_rest: bool = False) -> Schedule:
-        """Return the length of a run; ``carries_rest``: examples that fill no batch at the end of an epoch begin the next."""
+    def schedule(self, num_examples: int, continues_across_epochs: bool = False) -> Schedule:
+        """Return the length of a run.
+
+        ``continues_across_epochs``: examples that fill no batch at the end of an epoch begin the next one.
+        """
         batches = num_examples / self.batch_size
-        updates_per_epoch = batches if carries_rest else math.ceil(batches)
+        updates_per_epoch = batches if continues_across_epochs else math.ceil(batches)
         repetitions = max(1, math.ceil(self.min_updates / (updates_per_epoch * self.epochs)))
         num_epochs = self.epochs * repetitions
-        total = num_examples * num_epochs // self.batch_size if carries_rest else updates_per_epoch * num_epochs
+        total = (
+            num_examples * num_epochs // self.batch_size if continues_across_epochs else updates_per_epoch * num_epochs
+        )
         # Rounded down, as the integer division by 16 or 10 in AMOS's released script. In binary, 1/10 of 30 can be 2.9999...;
         # the result must still be 3.
         return Schedule(updates_per_epoch, repetitions, num_epochs, total, math.floor(self.warmup * total + 1e-6))

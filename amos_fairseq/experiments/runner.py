@@ -277,7 +277,7 @@ class BenchmarkTask:
     sampling_exponent: float | None = None  # of the shares of several tasks that one model learns
 
     @property
-    def carries_rest(self) -> bool:
+    def continues_across_epochs(self) -> bool:
         """Whether the examples that make no whole update at the end of an epoch begin the next one."""
         return self.sampling_exponent is not None
 
@@ -312,7 +312,7 @@ class TaskRun:
 
     @functools.cached_property
     def schedule(self) -> Schedule:
-        return self.hyperparameters.schedule(self.task.num_examples, self.task.carries_rest)
+        return self.hyperparameters.schedule(self.task.num_examples, self.task.continues_across_epochs)
 
 
 def trial_name(hyperparameters: Hyperparameters, trials: Sequence[Hyperparameters]) -> str:

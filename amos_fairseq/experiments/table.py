@@ -102,7 +102,7 @@ def schedules_in_words(benchmark: Benchmark) -> Iterator[str]:
         if len(task.trials) > 1:
             yield f"{task.name}: {len(task.trials)} combinations of settings"
             continue
-        settings, schedule = task.trials[0], task.trials[0].schedule(task.num_examples, task.carries_rest)
+        settings, schedule = task.trials[0], task.trials[0].schedule(task.num_examples, task.continues_across_epochs)
         epochs = counted(schedule.num_epochs, "epoch")
         if schedule.repetitions > 1:
             epochs += f" ({settings.epochs}, repeated for {settings.min_updates:,} updates or more)"

@@ -10,7 +10,7 @@ from amos_fairseq.hugging_face.weights import CUSTOM, FAMILIES, exported_token_t
 from amos_fairseq.models.configuration import MODERN
 from amos_fairseq.modules.encoder import TransformerConfig
 from amos_fairseq.modules.modern_encoder import ModernBertEncoderConfig
-from amos_fairseq.strangers import LAST_KEYS, finite_number, read_json, whole_number
+from amos_fairseq.untrusted import LAST_KEYS, finite_number, read_json, whole_number
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig

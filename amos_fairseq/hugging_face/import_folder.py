@@ -31,9 +31,9 @@ from amos_fairseq.hugging_face.sentence_folder import find_encoder
 from amos_fairseq.hugging_face.weights import FAMILIES, Head, Weights, count_layers, from_hugging_face
 from amos_fairseq.models.configuration import MODERN, MODERN_ARCH, MODERN_SIZES, SIZES
 from amos_fairseq.models.pretrained_encoder import POOLER
-from amos_fairseq.strangers import LAST_KEYS, plain_name, read_json
 from amos_fairseq.text.tokenization.fast_tokenizer import ABSENT, FastTokenizer, row_map
 from amos_fairseq.text.tokenization.tokenizer import embedding_symbols
+from amos_fairseq.untrusted import LAST_KEYS, plain_name, read_json
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.strangers import LAST_KEYS, field, read_json
+from amos_fairseq.untrusted import LAST_KEYS, field, read_json
 
 _MODULES, _AGAIN = "modules.json", "download the model again"
 _KIND = r"sentence_transformers(\.\w+)+"  # the library imports the class that is named there

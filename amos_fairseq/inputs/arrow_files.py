@@ -7,7 +7,7 @@ from typing import Any
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.inputs.files import OnRead, files_of, ignore
-from amos_fairseq.strangers import is_unicode, parse_json, unique_keys
+from amos_fairseq.untrusted import is_unicode, parse_json, unique_keys
 
 _ROWS_AT_ONCE = 16  # all of them are in memory, and a small file may repeat a large text in every row
 _OLDEST_PYARROW = (14, 0, 1)  # older ones unpickle what the schema of a file contains (CVE-2023-47248)

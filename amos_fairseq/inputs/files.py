@@ -14,7 +14,7 @@ import zstandard
 
 from amos_fairseq.errors import UserError, explain_os_errors
 from amos_fairseq.inputs import FORMS
-from amos_fairseq.strangers import read_json
+from amos_fairseq.untrusted import read_json
 
 TEXT, TSV, CSV, JSONL, PARQUET, FOLDER = "plain text", "TSV", "CSV", "JSON lines", "Parquet", "folder of datasets"
 _KINDS = {".tsv": TSV, ".csv": CSV, ".jsonl": JSONL, ".ndjson": JSONL, ".json": JSONL, ".parquet": PARQUET}

@@ -19,7 +19,7 @@ from amos_fairseq.inputs import UNSPACED
 from amos_fairseq.inputs.files import FOLDER, PARQUET, UTF8_MARK, kind_and_compression, kind_of, read_content
 from amos_fairseq.inputs.summary import print_what_was_read
 from amos_fairseq.inputs.tables import TableFile
-from amos_fairseq.strangers import LARGEST_COUNT, parse_json, plain_name, text_in, whole_number
+from amos_fairseq.untrusted import LARGEST_COUNT, parse_json, plain_name, text_in, whole_number
 
 MANIFEST = "squad.json"  # of the prepared data
 TOKEN_ARRAYS = ("question", "context", "context_start", "context_end")

@@ -22,7 +22,7 @@ from amos_fairseq.inputs.files import (
     kind_of,
     read_lines,
 )
-from amos_fairseq.strangers import parse_json
+from amos_fairseq.untrusted import parse_json
 
 OBJECTS_WITH_KEYS = 100
 # What the rows of a table may take in memory. A few bytes, compressed or repeated in Parquet, can be a billion rows.

@@ -25,7 +25,7 @@ from amos_fairseq.output.pictures import (
 from amos_fairseq.output.tables import Table, format_score
 from amos_fairseq.probing.probe import MICRO_F1, SEMEVAL_MACRO_F1, THRESHOLD
 from amos_fairseq.probing.tasks import sorted_tasks
-from amos_fairseq.strangers import read_json
+from amos_fairseq.untrusted import read_json
 
 RESULTS_FILE, FORMAT = "results.json", 1
 METRIC_NAMES = {MICRO_F1: "micro-F1", SEMEVAL_MACRO_F1: "macro-F1 of SemEval"}

@@ -25,8 +25,8 @@ from amos_fairseq.inputs.schemes import notation_of, spans_of
 from amos_fairseq.inputs.sentences import Sentence, join_words, spaces_in
 from amos_fairseq.inputs.word_files import heads_of, read_conllu, read_sentences
 from amos_fairseq.output.terminal import say
-from amos_fairseq.strangers import field, parse_json, plain_name, text_in
 from amos_fairseq.text.prepared_data import check_inputs, describe_source, fill_out
+from amos_fairseq.untrusted import field, parse_json, plain_name, text_in
 
 SPLITS = ("train", "valid", "test")
 # Tasks in the order of the semantic depth that AMOS "Figure 4" takes from Tenney et al. (2019a); others follow by name.

@@ -89,7 +89,7 @@ def add_defaults(stock: Callable[..., Any], cfg: Any) -> None:
     """Everything is registered and nothing is built. Under Hydra called in the command and again in each rank."""
     names.check_config(cfg)
     resume.separate_jobs(cfg)
-    time_budget.let_time_end(cfg)
+    time_budget.stop_at_time_limit(cfg)
     stock(cfg)
 
 

@@ -14,7 +14,7 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from amos_fairseq.strangers import read_bytes
+from amos_fairseq.untrusted import read_bytes
 
 FILE_NAME = "metrics.jsonl"
 

@@ -32,7 +32,7 @@ MOST_DURATIONS = 1000
 FIRST_MEASURE = 0.1  # share of the budget
 
 
-def let_time_end(cfg: Any) -> None:
+def stop_at_time_limit(cfg: Any) -> None:
     """With ``minutes``, the recipe's number of updates remains as that of the schedule, and no longer ends the run.
 
     To be called before the settings are resolved: parts of a model that follow ``max_update`` then know that there is none.

@@ -26,7 +26,7 @@ from amos_fairseq.output.terminal import say
 from amos_fairseq.scoring import PAIR_SUFFIXES
 from amos_fairseq.scoring.lines import DECIMALS, EncodedLine, encoded_lines, score_lines
 from amos_fairseq.scoring.token_scorers import DetectionScorer, TokenScorer, build_pair_scorer
-from amos_fairseq.strangers import LONGEST_NAME, parse_json, plain_name
+from amos_fairseq.untrusted import LONGEST_NAME, parse_json, plain_name
 
 FORMAT = 2
 NO_TERM = "-"

@@ -41,7 +41,6 @@ from amos_fairseq.inputs.files import files_of
 from amos_fairseq.output.terminal import progress_bar, say
 from amos_fairseq.process import version_of
 from amos_fairseq.recipes import planned_text
-from amos_fairseq.strangers import LARGEST_COUNT, field, is_unicode, read_json, whole_number
 from amos_fairseq.text import DEFAULT_VOCAB_SIZE, LARGEST_VOCABULARY
 from amos_fairseq.text.encoding import (
     NUM_FAIRSEQ_SYMBOLS,
@@ -73,6 +72,7 @@ from amos_fairseq.text.tokenization.exported import export_obstacle
 from amos_fairseq.text.tokenization.fast_tokenizer import SENTENCEPIECE, FastTokenizer
 from amos_fairseq.text.tokenization.tokenizer import SPACE, SPECIAL_SYMBOLS, Tokenizer
 from amos_fairseq.text.vocabulary import learn_tokenizer
+from amos_fairseq.untrusted import LARGEST_COUNT, field, is_unicode, read_json, whole_number
 
 UNFINISHED = ".prepare"
 _MEGABYTE = 1_000_000

@@ -24,8 +24,8 @@ from amos_fairseq.files import (
     whole_folder,
 )
 from amos_fairseq.output.terminal import say
-from amos_fairseq.strangers import is_unicode, read_json
 from amos_fairseq.text.tokenization.tokenizer import Tokenizer
+from amos_fairseq.untrusted import is_unicode, read_json
 
 DATA = "data"
 FORMAT = 1  # of manifests

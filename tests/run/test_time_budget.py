@@ -277,7 +277,7 @@ def test_a_run_of_updates_is_not_continued_with_minutes() -> None:
 def test_time_replaces_the_updates_of_a_recipe_before_other_settings_follow_them() -> None:
     cfg = compose_with_hydra("mlm_tiny", ["lr_scheduler.minutes=6", "+model.max_update=${optimization.max_update}"])
     for _ in range(2):  # in the command and in each rank
-        time_budget.let_time_end(cfg)
+        time_budget.stop_at_time_limit(cfg)
         found = cfg.optimization.max_update, cfg.model.max_update, cfg.lr_scheduler.total_num_update
         assert found == (0, 0, 1750)
 

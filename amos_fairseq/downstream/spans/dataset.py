@@ -23,8 +23,8 @@ from amos_fairseq.data.corpus import check_prepared, open_lines
 from amos_fairseq.downstream.labeled_task import LabeledSequences
 from amos_fairseq.errors import UserError
 from amos_fairseq.inputs.question_files import MANIFEST, TOKEN_ARRAYS, Example
-from amos_fairseq.strangers import read_json_lines
 from amos_fairseq.text.prepared_data import read_manifest
+from amos_fairseq.untrusted import read_json_lines
 
 _HINT = "give the directory that amos prepare squad wrote"
 

@@ -39,8 +39,8 @@ from amos_fairseq.experiments.runner import (
 )
 from amos_fairseq.experiments.table import export_notice, run_and_print
 from amos_fairseq.files import csv_lines, write_text
-from amos_fairseq.strangers import read_text
 from amos_fairseq.text.prepared_data import PREPARE_AGAIN
+from amos_fairseq.untrusted import read_text
 
 CONSTANTS = {"classes": "most frequent class", "labels": "most frequent labels", "number": "mean of training"}
 # The fields of task.json that, with the source files, determine the data.

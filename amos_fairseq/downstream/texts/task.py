@@ -45,7 +45,7 @@ from amos_fairseq.downstream.texts.scores import (
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import TOKENIZER_DIRECTORY
 from amos_fairseq.setting_checks import setting
-from amos_fairseq.strangers import finite_number
+from amos_fairseq.untrusted import finite_number
 
 logger = logging.getLogger(__name__)
 ANNEALED = "annealed"

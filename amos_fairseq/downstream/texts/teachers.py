@@ -18,7 +18,7 @@ from amos_fairseq.errors import UserError
 from amos_fairseq.experiments.records import content_sha256, read_summary
 from amos_fairseq.files import file_sha256, json_text, write_text
 from amos_fairseq.inputs.tables import TableFile
-from amos_fairseq.strangers import finite_number, read_json
+from amos_fairseq.untrusted import finite_number, read_json
 
 INDEX, NUMBER = "index", "score"  # columns
 FOLDER = "train"  # in the directory of a run

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import DICTIONARY_FILE, SETTINGS_FILE
-from amos_fairseq.strangers import read_json
 from amos_fairseq.text.tokenization.fast_tokenizer import HUGGING_FACE, SENTENCEPIECE, FastTokenizer
 from amos_fairseq.text.tokenization.microsoft_tokenizer import MicrosoftAmosTokenizer
 from amos_fairseq.text.tokenization.tokenizer import Tokenizer
+from amos_fairseq.untrusted import read_json
 
 __all__ = ["KINDS", "Tokenizer", "load_tokenizer"]
 

@@ -17,7 +17,6 @@ from tokenizers import AddedToken, decoders, models, processors
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.inputs import UNSPACED
-from amos_fairseq.strangers import LAST_KEYS, is_unicode, parse_json, read_json
 from amos_fairseq.text import MASK_SYMBOL
 from amos_fairseq.text.tokenization.tokenizer import (
     BOS,
@@ -32,6 +31,7 @@ from amos_fairseq.text.tokenization.tokenizer import (
     read_model_file,
     unspell_piece,
 )
+from amos_fairseq.untrusted import LAST_KEYS, is_unicode, parse_json, read_json
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -6,7 +6,7 @@ import os
 import random
 from pathlib import Path
 
-from amos_fairseq.strangers import values_in
+from amos_fairseq.untrusted import values_in
 
 _NUMBERS = (None, True, 0, -1, 5, 10**9, 2**62, 10**30, 10**400, 0.5, 1e308, -1e308, math.inf, math.nan)
 _TEXTS = ("", "x", "x" * 5000, "a\0b", "\x1b[31m", "\ud800", "../../x", "/dev/zero", "__class__")

@@ -9,7 +9,7 @@ from amos_fairseq.downstream.texts.prepare import TABLE_OPTIONS
 from amos_fairseq.errors import UserError
 from amos_fairseq.inputs.labels import KINDS
 from amos_fairseq.inputs.rows import Tables
-from amos_fairseq.strangers import read_yaml
+from amos_fairseq.untrusted import read_yaml
 
 # Results and heads have the names of tasks; multi and average are those of all tasks together.
 TAKEN = {"multi", "average", *map(str.lower, TASKS)}

@@ -9,9 +9,9 @@ from argparse import Namespace
 
 import pytest
 
-from amos_fairseq import strangers
+from amos_fairseq import untrusted
 from amos_fairseq.errors import UserError
-from amos_fairseq.strangers import finite_number, parse_json, plain_name, read_json, values_in, whole_number
+from amos_fairseq.untrusted import finite_number, parse_json, plain_name, read_json, values_in, whole_number
 
 
 def nested(levels: int) -> str:
@@ -57,7 +57,7 @@ def test_what_is_no_json_is_refused(text, reason, tmp_path):
 
 def test_of_equal_keys_the_last_counts_in_files_of_hugging_face(tmp_path):
     (tmp_path / "a.json").write_text('{"a": 1, "b": {"c": 2, "c": 3}, "a": 4}')
-    assert read_json(tmp_path / "a.json", "hint", **strangers.LAST_KEYS) == {"a": 4, "b": {"c": 3}}
+    assert read_json(tmp_path / "a.json", "hint", **untrusted.LAST_KEYS) == {"a": 4, "b": {"c": 3}}
 
 
 def test_a_pipe_that_the_user_names_is_read_once_and_bounded():
@@ -69,7 +69,7 @@ def test_a_pipe_that_the_user_names_is_read_once_and_bounded():
             open(read_end),
             contextlib.nullcontext() if is_read else pytest.raises(UserError, match="more than the 100"),
         ):
-            assert strangers.read_text(f"/dev/fd/{read_end}", "hint", largest=100, of_user=True) == "x" * length
+            assert untrusted.read_text(f"/dev/fd/{read_end}", "hint", largest=100, of_user=True) == "x" * length
 
 
 def test_what_is_no_file_is_refused(tmp_path):
@@ -91,7 +91,7 @@ def test_what_is_no_file_is_refused(tmp_path):
         ("large/x", "cannot be read (Not a directory)"),
     ):
         with pytest.raises(UserError) as refused:
-            strangers.read_bytes(tmp_path / name, "get another", largest=100)
+            untrusted.read_bytes(tmp_path / name, "get another", largest=100)
         assert reason in str(refused.value), name
     assert read_json(tmp_path / "missing", "hint", optional=True) is None
     assert read_json(tmp_path / "large" / "x", "hint", optional=True) is None
@@ -100,7 +100,7 @@ def test_what_is_no_file_is_refused(tmp_path):
 
 
 def test_every_value_is_visited_and_circles_end(monkeypatch):
-    monkeypatch.setattr(strangers, "MOST_VALUES", 1000)
+    monkeypatch.setattr(untrusted, "MOST_VALUES", 1000)
     assert list(values_in({"a": [1, (2,)], "b": Namespace(c="x")}))[3:] == [1, (2,), "x", 2]
     circle: list = [1]
     circle += [circle, circle]
@@ -149,7 +149,7 @@ def test_yaml_that_is_refused(text, tmp_path):
     path = tmp_path / "a.yaml"
     path.write_text(text, errors="surrogatepass")
     with pytest.raises(UserError, match=r"a\.yaml .*: hint$") as refusal:
-        strangers.read_yaml(path, "hint")
+        untrusted.read_yaml(path, "hint")
     assert len(str(refusal.value)) < 600
     assert "\n" not in str(refusal.value)
     assert ("merge key" in str(refusal.value)) == ("<<" in text)
@@ -158,4 +158,4 @@ def test_yaml_that_is_refused(text, tmp_path):
 def test_yaml_is_read_as_it_is(tmp_path):
     """Interpolations too: a variable of the environment is not looked up."""
     (tmp_path / "a.yaml").write_text("a: {b: [1, x]}\nc: ${oc.env:HOME}")
-    assert strangers.read_yaml(tmp_path / "a.yaml", "hint") == {"a": {"b": [1, "x"]}, "c": "${oc.env:HOME}"}
+    assert untrusted.read_yaml(tmp_path / "a.yaml", "hint") == {"a": {"b": [1, "x"]}, "c": "${oc.env:HOME}"}
