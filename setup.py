@@ -36,7 +36,7 @@ setup(
         "amos_fairseq.functional.cuda": ["tuned_launches.json"],
         "amos_fairseq.report": ["page.html"],
         "amos_fairseq.hugging_face": ["model_card.jinja"],
-        "amos_fairseq.downstream": ["recipes/*.yaml"],
+        "amos_fairseq.experiments": ["recipes/*.yaml"],
     },
     entry_points={"console_scripts": ["amos=amos_start:main"]},
     install_requires=[

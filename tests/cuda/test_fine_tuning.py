@@ -21,6 +21,7 @@ import amos_fairseq
 from amos_fairseq.data.vocabulary import Vocabulary
 from amos_fairseq.downstream.multi_task.task import MultiTask, MultiTaskConfig, MultiTaskCriterion, TextTask
 from amos_fairseq.downstream.spans.task import SquadConfig, SquadCriterion, SquadTask
+from amos_fairseq.downstream.texts.scores import SCORES
 from amos_fairseq.downstream.texts.task import (
     TextClassificationConfig,
     TextClassificationCriterion,
@@ -92,7 +93,7 @@ def several_tasks(length: int) -> tuple[Any, Any, dict[str, Any]]:
     """A row of classes, two with a number, and a task without a row in the batch; all with teachers."""
     kinds = {"A": "classes", "B": "number", "C": "labels"}
     records = {
-        name: {"task": name, "kind": kind, "labels": [], "num_classes": 1 if name == "B" else 3}
+        name: {"task": name, "kind": kind, "labels": [], "num_classes": 1 if name == "B" else 3, "scores": SCORES[kind]}
         for name, kind in kinds.items()
     }
     tasks = {name: TextTask(Path(name), own, (1.0, 4.0) if name == "B" else None) for name, own in records.items()}
