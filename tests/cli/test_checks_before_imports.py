@@ -13,9 +13,9 @@ TABLES = "--checkpoint start.pt --out out --train rows.tsv"
 ADAPT = "adapt folder rows.tsv --out out --set"
 ABSENT = "absent: no such file"
 MISTAKES = {
-    f"classify {TABLES} --label class": "rows.tsv has no column 'class': give --label with one of text, label",
-    f"classify {TABLES} --text x": "rows.tsv has no column 'x': give --text with one of text, label",
-    f"classify {TABLES} --dev absent": ABSENT,
+    f"classify {TABLES} --label class": "rows.tsv has no column 'class', it has text, label: give one of them",
+    f"classify {TABLES} --text x": "rows.tsv has no column 'x', it has text, label: give one of them",
+    f"classify {TABLES} --dev absent.tsv": "absent.tsv: no such file",
     f"classify {TABLES} --dev other.tsv": "other.tsv has no column 'label'",
     "classify --checkpoint folder --predict absent --out labels.tsv": ABSENT,
     "classify --checkpoint out --predict rows.tsv --out other.tsv": "other.tsv exists: give another --out",
@@ -47,7 +47,6 @@ MISTAKES = {
     **{f"{ADAPT} {name}=5": f"--set {name}=5: give {option} instead" for name, option in OPTIONS.items()},
     f"{ADAPT} optimization.lr=[1": "--set optimization.lr=[1: the value cannot be read",
     "score start.pt absent": ABSENT,
-    "score start.pt --pairs rows.tsv --corpus absent": ABSENT,
     "report folder --text absent": "absent is missing: give a text in UTF-8",
     "report folder absent": ABSENT,
     "train mlm_mini task.data=folder": "folder has neither dict.txt nor corpus.json: give the directory",

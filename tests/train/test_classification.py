@@ -153,7 +153,7 @@ def test_classes(place, classes, tmp_path):
 
 def test_a_number_for_two_texts(place, tmp_path):
     """The values are near 1,000: a head without their scale would have a squared error near 10^6."""
-    flags = ["--train", place / "train.csv", "--dev", place / "dev.csv", "--text", "first", "second"]
+    flags = ["--train", place / "train.csv", "--dev", place / "dev.csv", "--text", "first", "second", "--label", "price"]
     printed = classify(place, "number", *flags)
     assert "price: numbers of mean" in printed
     rows = read_tsv(run_of(place / "number", "classification") / "predictions.dev.tsv")
@@ -175,7 +175,8 @@ def test_a_number_for_two_texts(place, tmp_path):
 
 
 def test_several_labels(place):
-    printed = classify(place, "labels", "--train", place / "labels.jsonl", "--dev", place / "labels.jsonl")
+    table = place / "labels.jsonl"
+    printed = classify(place, "labels", "--train", table, "--dev", table, "--label", "tags")
     assert "tags: 3 labels (blue, grey, red), inferred" in printed
     rows = read_tsv(run_of(place / "labels", "classification") / "predictions.dev.tsv")
     one_hot = MultiLabelBinarizer()
@@ -256,7 +257,8 @@ def test_options_for_few_labels(place, tmp_path, capsys):
 
 def test_what_cannot_be_used_is_refused_in_one_line(place, classes, tmp_path, capsys):
     start = ["--checkpoint", place / "start", "--out", tmp_path / "out"]
-    train, predict = [*start, "--train", place / "classes.tsv"], [*start, "--predict", place / "classes.tsv"]
+    train = [*start, "--train", place / "classes.tsv", "--label", "colour"]
+    predict = [*start, "--predict", place / "classes.tsv"]
     results, out = ["--checkpoint", classes, "--out"], tmp_path / "l.tsv"
     for flags, message in (
         (start, "give the table to train on as --train"),
