@@ -22,7 +22,7 @@ print("text_pretraining" in TASK_REGISTRY)
 from amos_fairseq.compat.hydra_callback import ImportPlugin
 ImportPlugin()
 print("text_pretraining" in TASK_REGISTRY)
-print([name for name in sys.modules if name.startswith("amos_fairseq.text.prepare")])
+print([name for name in sys.modules if name in ("amos_fairseq.text.prepare", "amos_fairseq.text.split")])
 """
 
 
