@@ -40,7 +40,7 @@ def test_errors_that_stock_fairseq_raises(tmp_path: Path) -> None:
         (lambda: optim.build_optimizer(None, []), "optimizer is required!"),
         (
             lambda: FairseqTask(None).filter_indices_by_size(numpy.arange(1), rows, 128),
-            "Size of sample #0 is invalid (=[374]) since max_positions=128",
+            "Size of sample #0 is invalid (=374) since max_positions=128",
         ),
     ):
         assert line_for(raised_by(call)).startswith(line)
