@@ -153,7 +153,8 @@ def test_classes(place, classes, tmp_path):
 
 def test_a_number_for_two_texts(place, tmp_path):
     """The values are near 1,000: a head without their scale would have a squared error near 10^6."""
-    flags = ["--train", place / "train.csv", "--dev", place / "dev.csv", "--text", "first", "second", "--label", "price"]
+    columns = ["--text", "first", "second", "--label", "price"]
+    flags = ["--train", place / "train.csv", "--dev", place / "dev.csv", *columns]
     printed = classify(place, "number", *flags)
     assert "price: numbers of mean" in printed
     rows = read_tsv(run_of(place / "number", "classification") / "predictions.dev.tsv")
