@@ -140,4 +140,4 @@ def test_archive_of_the_leaderboard(data, tmp_path, glue):
     assert all(0 <= float(line.split("\t")[1]) <= 5 for line in files["STS-B.tsv"][1:])
     (tmp_path / best.directory / "checkpoint_best.pt").unlink()
     with pytest.raises(UserError, match=r"runs/MNLI/.*/checkpoint_best\.pt"):
-        write_submission(tmp_path, data, summaries, 80, "cpu", threading.Event())
+        write_submission(tmp_path, {"MNLI": read_text_data(data / "MNLI")}, summaries, 80, "cpu", threading.Event())
