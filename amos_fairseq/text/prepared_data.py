@@ -24,7 +24,7 @@ from amos_fairseq.files import (
     whole_folder,
 )
 from amos_fairseq.output.terminal import say
-from amos_fairseq.text.tokenization.tokenizer import Tokenizer
+from amos_fairseq.text.tokenization.tokenizer import Tokenizer, unspell_piece
 from amos_fairseq.untrusted import is_unicode, read_json
 
 DATA = "data"
@@ -124,8 +124,9 @@ def prepared_data(out: Path, kind: str, description: Mapping[str, Any], write: W
 
 
 def say_first_example(tokens: Sequence[str], target: object) -> None:
-    """Print the first training example as the model will see it: its tokens, and what it is to predict."""
-    shown = " ".join(tokens[:SHOWN_TOKENS]) + (" ..." if len(tokens) > SHOWN_TOKENS else "")
+    """Print the first training example as the model will see it: its tokens, with ▁ for a space, and what it is to predict."""
+    pieces = [unspell_piece(token).replace(" ", "▁") for token in tokens[:SHOWN_TOKENS]]
+    shown = " ".join(pieces) + (" ..." if len(tokens) > SHOWN_TOKENS else "")
     say(f"the first example to train on, in tokens: {shown} -> {target}")
 
 
