@@ -27,7 +27,6 @@ from amos_fairseq.hugging_face.config import (
     short_reason,
 )
 from amos_fairseq.hugging_face.imported import Imported, build_model, configuration, fill
-from amos_fairseq.hugging_face.sentence_folder import find_encoder
 from amos_fairseq.hugging_face.weights import FAMILIES, Head, Weights, count_layers, from_hugging_face
 from amos_fairseq.models.configuration import MODERN, MODERN_ARCH, MODERN_SIZES, SIZES
 from amos_fairseq.models.pretrained_encoder import POOLER
@@ -51,6 +50,8 @@ _SHARED_BY_ELECTRA = ("embed_tokens.", "encoder.embed_", "encoder.embedding_norm
 _EQUAL_IN_BOTH = ("encoder_layers", "layer_norm_eps", "max_positions", "token_types")
 _SCALED_IN_GENERATOR = ("encoder_ffn_embed_dim", "encoder_attention_heads")
 _SAME_MODEL = "take both files from the same model"
+_MODULES = "modules.json"  # of sentence-transformers
+_ENCODER = re.compile(r"sentence_transformers(?:\.\w+)*\.Transformer ((?:\d+_\w+)?)", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -120,6 +121,19 @@ def import_folder(
         remarks.append("the pooler is kept: a classification head starts from it, and amos export writes it again")
     remarks += filter(None, [model.size_warning])
     return Imported(config, model, folder_tokenizer, source, newly_initialized, unexpected_keys, remarks)
+
+
+def find_encoder(path: Path) -> tuple[Path, list[str]]:
+    """Return the folder of the encoder in a folder of sentence-transformers, and a remark; ``path`` itself elsewhere."""
+    modules = read_json(path / _MODULES, WHOLE_FOLDER, list, optional=True, **LAST_KEYS)
+    if modules is None:
+        return path, []
+    first = modules[0] if modules and isinstance(modules[0], dict) else {}
+    described = f"{first.get('type')} {first.get('path')}"
+    match = _ENCODER.fullmatch(described)
+    if match is None:
+        raise UserError(f"{path / _MODULES} does not begin with a text encoder ({described[:100]!a}): {WHOLE_FOLDER}")
+    return path / match[1], ["sentence-transformers: pooling and what else follows the encoder are not kept"]
 
 
 def default_arch(folder: Folder) -> str:

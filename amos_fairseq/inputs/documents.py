@@ -9,8 +9,17 @@ from pathlib import Path
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.inputs import BLANK, LINE, TEXT_COLUMN
-from amos_fairseq.inputs.files import TEXT, OnRead, clean_lines, ignore, kind_of, read_lines, refuse_large
-from amos_fairseq.inputs.summary import print_counts, print_first
+from amos_fairseq.inputs.files import (
+    TEXT,
+    OnRead,
+    clean_lines,
+    ignore,
+    kind_of,
+    print_counts,
+    print_first,
+    read_lines,
+    refuse_large,
+)
 from amos_fairseq.inputs.tables import TableFile, require_columns
 
 

@@ -1,11 +1,12 @@
-"""Files of users: what they are, by their suffixes alone; their decompressed bytes and lines, in constant memory."""
+"""Files of users: what they are, by their suffixes alone; their decompressed bytes and lines, in constant memory; what is
+printed of them."""
 
 import gzip
 import io
 import lzma
 import re
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -14,6 +15,7 @@ import zstandard
 
 from amos_fairseq.errors import UserError, explain_os_errors
 from amos_fairseq.inputs import FORMS
+from amos_fairseq.output.terminal import say
 from amos_fairseq.untrusted import read_json
 
 TEXT, TSV, CSV, JSONL, PARQUET, FOLDER = "plain text", "TSV", "CSV", "JSON lines", "Parquet", "folder of datasets"
@@ -39,6 +41,8 @@ _INVISIBLE = re.compile(
     r"[\s\x00-\x1f\x7f-\xa0\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u2028-\u202e\u2060-\u206f"
     r"\u2800\u3164\ufe00-\ufe0f\ufeff\uffa0\ufff9-\ufffb\U000e0000-\U000e0fff]*"
 )
+
+SHOWN_CHARACTERS = 300  # of the first item of a file
 
 OnRead = Callable[[int], object]  # called with numbers of bytes that were read from disk
 
@@ -189,3 +193,55 @@ def clean_lines(text: str) -> list[str]:
 
 def in_mib(size: int) -> str:
     return f"{size / (1 << 20):g} MiB"
+
+
+def print_what_was_read(
+    path: Path,
+    kind: str,
+    columns: Sequence[str],
+    num_rows: int,
+    left_out: Mapping[str, int],
+    first: str,
+    command: str = "prepare",
+    what: str = "rows",
+) -> None:
+    """Print two lines: what was taken of a file, and its first item as the model will see it.
+
+    ::
+
+        prepare: reviews.tsv: TSV, columns text, label: 1,200 rows; left out: 3 without label
+        prepare: reviews.tsv: the first: good film -> pos
+
+    Args:
+        kind: what the file was read as.
+        columns: those that were taken, in this order; none of plain text.
+        left_out: why rows were left out -> how many; zeros are not printed.
+        first: the first row that was not left out.
+        what: the rows are called.
+    """
+    say(f"{path}: {_kind(kind, columns)}: {_counts(num_rows, what, left_out)}", command)
+    say(f"{path}: the first: {_shown(first)}", command)
+
+
+def print_first(path: Path, kind: str, columns: Sequence[str], first: str, command: str = "prepare") -> None:
+    """Print these lines without the counts, where counting takes long."""
+    say(f"{path}: {_kind(kind, columns)}", command)
+    say(f"{path}: the first: {_shown(first)}", command)
+
+
+def print_counts(path: Path, number: int, what: str, left_out: Mapping[str, int], command: str = "prepare") -> None:
+    """Print what :func:`print_first` leaves out."""
+    say(f"{path}: {_counts(number, what, left_out)}", command)
+
+
+def _kind(kind: str, columns: Sequence[str]) -> str:
+    return f"{kind}, column{'s' * (len(columns) > 1)} {', '.join(columns)}" if columns else kind
+
+
+def _counts(number: int, what: str, left_out: Mapping[str, int]) -> str:
+    reasons = [f"{count:,} {why}" for why, count in left_out.items() if count]
+    return f"{number:,} {what}" + (f"; left out: {', '.join(reasons)}" if reasons else "")
+
+
+def _shown(first: str) -> str:
+    return first if len(first) <= SHOWN_CHARACTERS else f"{first[:SHOWN_CHARACTERS]} ..."

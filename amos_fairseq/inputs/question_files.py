@@ -16,8 +16,15 @@ from typing import Any, NamedTuple
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.inputs import UNSPACED
-from amos_fairseq.inputs.files import FOLDER, PARQUET, UTF8_MARK, kind_and_compression, kind_of, read_content
-from amos_fairseq.inputs.summary import print_what_was_read
+from amos_fairseq.inputs.files import (
+    FOLDER,
+    PARQUET,
+    UTF8_MARK,
+    kind_and_compression,
+    kind_of,
+    print_what_was_read,
+    read_content,
+)
 from amos_fairseq.inputs.tables import TableFile
 from amos_fairseq.untrusted import LARGEST_COUNT, parse_json, plain_name, text_in, whole_number
 

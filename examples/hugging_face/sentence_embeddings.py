@@ -21,8 +21,7 @@ import torch
 from scipy.stats import spearmanr
 
 from amos_fairseq.errors import UserError, report_user_errors
-from amos_fairseq.inputs.labels import is_missing, parse_number
-from amos_fairseq.inputs.rows import read_rows
+from amos_fairseq.inputs.rows import is_missing, parse_number, read_rows
 
 try:
     from sentence_transformers import SentenceTransformer

@@ -15,8 +15,7 @@ from saved_models import small_tokenizer, write_checkpoint
 from amos_fairseq.downstream.texts.glue.tasks import AVERAGED, TASKS
 from amos_fairseq.downstream.texts.prepare import write_task
 from amos_fairseq.experiments.runner import Session, session_from
-from amos_fairseq.inputs.labels import LabelSpace
-from amos_fairseq.inputs.rows import LabeledRows
+from amos_fairseq.inputs.rows import LabeledRows, LabelSpace
 from amos_fairseq.text.tokenization import load_tokenizer
 from amos_fairseq.text.vocabulary import learn_tokenizer
 

@@ -48,10 +48,9 @@ def text(name: str, content: str) -> Change:
     return lambda folder: (folder / name).write_text(content)
 
 
-def modules(*kinds: str, path: str = "1_Pooling") -> Change:
+def modules(kind: str, path: str = "") -> Change:
     """The ``modules.json`` of sentence-transformers."""
-    types = [f"sentence_transformers.models.{kind}" for kind in kinds]
-    return text("modules.json", json.dumps([{"type": kind, "path": path if n else ""} for n, kind in enumerate(types)]))
+    return text("modules.json", json.dumps([{"type": f"sentence_transformers.models.{kind}", "path": path}]))
 
 
 def weights(change: Callable[[dict], dict], pickled: bool = False) -> Change:
@@ -106,12 +105,11 @@ REFUSED: dict[str, tuple[str, Change, str]] = {
     "modules: images": (
         "bert",
         modules("CLIPModel"),
-        "is not that of a text encoder ('sentence_transformers.models.CLIPModel'",
+        "does not begin with a text encoder ('sentence_transformers.models.CLIPModel '",
     ),
     "modules: code": ("bert", text("modules.json", '[{"type": "mine.Transformer", "path": ""}]'), "mine.Transformer"),
-    "modules: outside": ("bert", modules("Transformer", "Pooling", path="1_a/../.."), "'1_a/../..' is not valid"),
+    "modules: outside": ("bert", modules("Transformer", "1_a/../.."), "Transformer 1_a/../..'"),
     "modules: no list": ("bert", text("modules.json", "{}"), "modules.json"),
-    "modules: no pooling": ("bert", modules("Transformer", "Pooling"), "1_Pooling/config.json"),
     "other class": ("bert", config(model_type="modernbert"), "is no configuration of a modernbert model"),
     "activation": ("bert", config(hidden_act="gelu_new"), "hidden_act is 'gelu_new'"),
     "padding": ("roberta", config(pad_token_id=0), "pad_token_id is 0"),

@@ -15,7 +15,7 @@ from synthetic_corpus import make_documents, write_jsonl, write_text
 from amos_fairseq.errors import UserError
 from amos_fairseq.inputs import files
 from amos_fairseq.inputs.documents import DocumentFile
-from amos_fairseq.inputs.files import is_blank, kind_of, read_content, read_lines
+from amos_fairseq.inputs.files import SHOWN_CHARACTERS, is_blank, kind_of, print_what_was_read, read_content, read_lines
 
 DOCUMENTS = make_documents(40)
 EXPECTED = ["".join(f"{paragraph}\n" for paragraph in document).encode("utf-8") for document in DOCUMENTS]
@@ -127,3 +127,16 @@ def test_a_window_has_a_maximum_size(tmp_path, suffix, make):
         path.write_bytes(make(log))
         with pytest.raises(UserError, match=rf"text.txt{suffix} .* compressed with a window of more than 128 MiB"):
             list(read_lines(path))
+
+
+def test_kind_columns_counts_and_the_first_row(capsys):
+    left_out = {"without label": 3, "without text": 0}
+    print_what_was_read(Path("reviews.tsv"), "TSV", ["text", "label"], 1200, left_out, "good\tfilm -> pos", "classify")
+    assert capsys.readouterr().err == (
+        "classify: reviews.tsv: TSV, columns text, label: 1,200 rows; left out: 3 without label\n"
+        "classify: reviews.tsv: the first: good film -> pos\n"
+    )
+    print_what_was_read(Path("a.txt"), "text", [], 1, {}, "x" * 999, what="lines")
+    assert capsys.readouterr().err == (
+        f"prepare: a.txt: text: 1 lines\nprepare: a.txt: the first: {'x' * SHOWN_CHARACTERS} ...\n"
+    )

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.inputs.sentences import Sentence, WordFile
-from amos_fairseq.inputs.word_files import COLUMNS, CONLLU, LINES, ROWS, read_conllu, read_sentences
+from amos_fairseq.inputs.word_files import COLUMNS, CONLLU, LINES, ROWS, Sentence, WordFile, read_conllu, read_sentences
 
 CONLL2003 = """-DOCSTART- -X- -X- O
 

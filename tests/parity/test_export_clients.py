@@ -24,7 +24,7 @@ import amos_fairseq
 from amos_fairseq.checkpoints.read import load_checkpoint
 from amos_fairseq.downstream.model import TEXT_HEAD
 from amos_fairseq.errors import UserError
-from amos_fairseq.inputs.sentences import spaces_in
+from amos_fairseq.inputs.word_files import spaces_in
 from amos_fairseq.models.pretraining import PretrainingBatch
 from amos_fairseq.text.vocabulary import learn_tokenizer
 

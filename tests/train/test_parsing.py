@@ -16,8 +16,7 @@ import amos_fairseq
 from amos_fairseq.checkpoints.read import load_checkpoint
 from amos_fairseq.cli.main import main
 from amos_fairseq.downstream.words.command import joined_as_in_training
-from amos_fairseq.inputs.sentences import join_words
-from amos_fairseq.inputs.word_files import read_conllu
+from amos_fairseq.inputs.word_files import join_words, read_conllu
 from amos_fairseq.text.vocabulary import learn_tokenizer
 
 pytestmark = pytest.mark.slow

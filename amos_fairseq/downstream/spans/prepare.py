@@ -27,7 +27,7 @@ from amos_fairseq.inputs.question_files import (
     read_squad,
     words_of,
 )
-from amos_fairseq.inputs.splits import seen_note
+from amos_fairseq.inputs.tables import seen_note
 from amos_fairseq.output.terminal import progress_bar, say
 from amos_fairseq.text.encoding import NUM_FAIRSEQ_SYMBOLS, UNKNOWN_ID, BinarizedFile, describe_loss, lost_shares
 from amos_fairseq.text.prepared_data import (

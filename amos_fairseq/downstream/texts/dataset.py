@@ -26,7 +26,7 @@ from amos_fairseq.data.corpus import check_prepared, open_lines, require_split
 from amos_fairseq.data.seeding import Purpose, keyed_generator
 from amos_fairseq.downstream.labeled_task import LabeledSequences
 from amos_fairseq.errors import UserError
-from amos_fairseq.inputs.labels import TASK_FILE
+from amos_fairseq.inputs.rows import TASK_FILE
 from amos_fairseq.text.prepared_data import PREPARE_AGAIN, read_manifest
 from amos_fairseq.text.tokenization.truncation import kept_lengths
 from amos_fairseq.untrusted import read_text

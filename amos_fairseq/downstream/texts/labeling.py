@@ -25,8 +25,8 @@ from amos_fairseq.errors import UserError
 from amos_fairseq.experiments.records import best_runs
 from amos_fairseq.experiments.runner import batches
 from amos_fairseq.files import csv_lines, explain_write_errors, whole_file
+from amos_fairseq.inputs.files import print_counts, print_first
 from amos_fairseq.inputs.rows import check_columns, texts_of
-from amos_fairseq.inputs.summary import print_counts, print_first
 from amos_fairseq.inputs.tables import TableFile
 from amos_fairseq.output.terminal import progress_bar, say
 

@@ -15,8 +15,7 @@ import numpy as np
 from amos_fairseq.downstream.texts.scores import SCORES
 from amos_fairseq.errors import printable
 from amos_fairseq.files import DICTIONARY_FILE, TOKENIZER_DIRECTORY
-from amos_fairseq.inputs.labels import TASK_FILE, LabelSpace
-from amos_fairseq.inputs.rows import LabeledRows, Tables
+from amos_fairseq.inputs.rows import TASK_FILE, LabeledRows, LabelSpace, Tables
 from amos_fairseq.output.terminal import progress_bar, say
 from amos_fairseq.text.encoding import (
     BATCH_ROWS,

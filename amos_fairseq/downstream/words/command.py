@@ -65,15 +65,15 @@ from amos_fairseq.experiments.runner import (
 from amos_fairseq.experiments.table import export_notice, run_and_print
 from amos_fairseq.files import explain_write_errors, write_text
 from amos_fairseq.inputs.schemes import main_score, scores
-from amos_fairseq.inputs.sentences import (
+from amos_fairseq.inputs.tables import held_out_note, seen_note
+from amos_fairseq.inputs.word_files import (
     TASK_PREFIX,
     UNLABELED,
     Sentence,
     WordFile,
     join_unspaced_words,
+    read_sentences,
 )
-from amos_fairseq.inputs.splits import held_out_note, seen_note
-from amos_fairseq.inputs.word_files import read_sentences
 from amos_fairseq.setting_checks import as_flags
 
 PREDICTIONS = "predictions.txt"

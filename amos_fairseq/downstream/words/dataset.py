@@ -22,7 +22,7 @@ from amos_fairseq.downstream.mixed_tasks import MixedTasks
 from amos_fairseq.errors import UserError
 from amos_fairseq.experiments.records import content_sha256
 from amos_fairseq.inputs.schemes import OUTSIDE, count, main_score
-from amos_fairseq.inputs.sentences import HELD_OUT, MANIFEST, RAW_TEXT, SEEN, UNLABELED, WORD_ARRAYS
+from amos_fairseq.inputs.word_files import HELD_OUT, MANIFEST, RAW_TEXT, SEEN, UNLABELED, WORD_ARRAYS
 from amos_fairseq.text.prepared_data import read_manifest
 from amos_fairseq.untrusted import read_json_lines
 

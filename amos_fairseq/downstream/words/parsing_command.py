@@ -56,8 +56,7 @@ from amos_fairseq.experiments.runner import (
 from amos_fairseq.experiments.table import run_and_print
 from amos_fairseq.files import explain_write_errors, write_text
 from amos_fairseq.inputs.files import read_lines
-from amos_fairseq.inputs.sentences import WordFile
-from amos_fairseq.inputs.word_files import heads_of, read_conllu
+from amos_fairseq.inputs.word_files import WordFile, heads_of, read_conllu
 from amos_fairseq.text.encoding import BinarizedFile
 from amos_fairseq.text.prepared_data import prepared_data
 from amos_fairseq.text.tokenization.tokenizer import Tokenizer

@@ -30,7 +30,8 @@ from amos_fairseq.inputs.schemes import (
     name_of_notation,
     notation_of,
 )
-from amos_fairseq.inputs.sentences import (
+from amos_fairseq.inputs.tables import held_out, seen_note
+from amos_fairseq.inputs.word_files import (
     HELD_OUT,
     MANIFEST,
     RAW_TEXT,
@@ -42,9 +43,8 @@ from amos_fairseq.inputs.sentences import (
     count_labels,
     is_column_name,
     join_words,
+    read_sentences,
 )
-from amos_fairseq.inputs.splits import held_out, seen_note
-from amos_fairseq.inputs.word_files import read_sentences
 from amos_fairseq.output.terminal import progress_bar, say
 from amos_fairseq.text.encoding import BinarizedFile, describe_loss, lost_shares
 from amos_fairseq.text.prepared_data import (

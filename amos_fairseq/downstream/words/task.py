@@ -43,7 +43,7 @@ from amos_fairseq.downstream.words.views import TAGGING_VIEWS, parse_views
 from amos_fairseq.errors import UserError
 from amos_fairseq.experiments import VIEW_HEADS, VIEW_LAYERS, VIEW_TARGETS
 from amos_fairseq.inputs.schemes import main_score, scores
-from amos_fairseq.inputs.sentences import UNLABELED
+from amos_fairseq.inputs.word_files import UNLABELED
 from amos_fairseq.setting_checks import setting
 from amos_fairseq.text import MASK_SYMBOL
 

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import DICTIONARY_FILE, SETTINGS_FILE, directory_sha256, whole_file
-from amos_fairseq.inputs.sentences import join_words
+from amos_fairseq.inputs.word_files import join_words
 from amos_fairseq.text import MASK_SYMBOL
 from amos_fairseq.untrusted import read_bytes, read_text
 

@@ -12,7 +12,7 @@ from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, tr
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import directory_sha256
-from amos_fairseq.inputs.sentences import join_words
+from amos_fairseq.inputs.word_files import join_words
 from amos_fairseq.text.tokenization import load_tokenizer
 from amos_fairseq.text.tokenization import tokenizer as base
 from amos_fairseq.text.tokenization.exported import exported_tokenizer

@@ -7,8 +7,7 @@ from typing import Any
 from amos_fairseq.downstream.texts.glue.tasks import TASKS
 from amos_fairseq.downstream.texts.prepare import TABLE_OPTIONS
 from amos_fairseq.errors import UserError
-from amos_fairseq.inputs.labels import KINDS
-from amos_fairseq.inputs.rows import Tables
+from amos_fairseq.inputs.rows import KINDS, Tables
 from amos_fairseq.untrusted import read_yaml
 
 # Results and heads have the names of tasks; multi and average are those of all tasks together.

@@ -21,9 +21,8 @@ from amos_fairseq.downstream.texts.glue.tasks import (
 )
 from amos_fairseq.downstream.texts.prepare import write_task
 from amos_fairseq.errors import UserError
-from amos_fairseq.inputs.labels import TASK_FILE, LabelSpace, number_of
-from amos_fairseq.inputs.rows import LabeledRows, read_rows
-from amos_fairseq.inputs.summary import print_what_was_read
+from amos_fairseq.inputs.files import print_what_was_read
+from amos_fairseq.inputs.rows import TASK_FILE, LabeledRows, LabelSpace, number_of, read_rows
 from amos_fairseq.output.terminal import progress_bar, say
 from amos_fairseq.text.encoding import describe_loss, number_of_processes
 from amos_fairseq.text.prepared_data import Sample, description_of, fill_out, prepared_data, write_manifest

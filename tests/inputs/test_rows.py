@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from amos_fairseq.inputs.labels import infer_kind, is_missing, name_of, number_of, parse_label, sorted_names
+from amos_fairseq.inputs.rows import infer_kind, is_missing, name_of, number_of, parse_label, sorted_names
 
 NUMBERS = {"0": 0.0, "-1": -1.0, "+2.50": 2.5, " 3. ": 3.0, ".5": 0.5, "1e-05": 1e-05, 7: 7.0, 2.25: 2.25, "007": 7.0}
 NAMES = ("inf", "-Infinity", "nan", "", ".", "1,5", "1 2", "0x1", "1e+31", "\u22121", True, None, [1], math.inf, "NA")
