@@ -30,7 +30,7 @@ setup(
     # docs/limits.md says what was run with each.
     python_requires=">=3.10,<3.14",
     packages=find_packages(include=["amos_fairseq", "amos_fairseq.*"]),
-    py_modules=["amos_start", "amos_worker"],
+    py_modules=["amos_start"],
     package_data={
         "amos_fairseq.recipes": ["**/*.yaml", "costs.tsv"],
         "amos_fairseq.functional.cuda": ["tuned_launches.json"],

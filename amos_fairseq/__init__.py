@@ -1,7 +1,9 @@
 """AMOS and related objectives as a fairseq plugin: ``fairseq-train --user-dir amos_fairseq``.
 
-Importing the package patches fairseq and registers everything. fairseq imports it before it parses the flags. Only the command
-``amos`` postpones that (``amos_start.py``), and so do its workers (``amos_worker.py``).
+:func:`register` patches fairseq and registers everything with it. Where fairseq has been imported, as by ``--user-dir``, which
+imports this package before the flags are parsed, that happens when this package is imported. Otherwise importing it takes a
+fraction of a second, and :func:`load` and the commands that need fairseq register first. Code that uses other modules of this
+package together with fairseq calls :func:`register` before it imports fairseq.
 """
 
 import functools
@@ -23,7 +25,7 @@ DOWNSTREAM_TASKS = ("words.task", "words.parsing_task", "spans.task", "texts.tas
 
 @functools.cache
 def register() -> None:
-    """Patch fairseq and register the tasks, models, criterions, optimizers and schedules of this package with it, once."""
+    """Import fairseq, patch it, and register the tasks, models, criterions, optimizers and schedules of this package, once."""
     from amos_fairseq.fairseq_import import root_logger_kept, scores_imported_later
 
     with root_logger_kept():
@@ -60,7 +62,7 @@ def load(
 
     See :func:`amos_fairseq.checkpoints.encoder.load` for arguments, shapes and errors.
     """
-    # Imported here, because training does not need a tokenizer library.
+    register()
     from amos_fairseq.checkpoints import encoder
     from amos_fairseq.errors import UserError
 
@@ -70,6 +72,5 @@ def load(
         raise error.with_traceback(None) from None  # the message says it all; a traceback would bury it
 
 
-_STARTED = (sys.modules.get(name) for name in ("amos_start", "amos_worker"))
-if not any(getattr(module, "registers_later", False) for module in _STARTED):
+if "fairseq" in sys.modules:
     register()

@@ -177,7 +177,8 @@ install_everything() {
     "$ENVIRONMENT/bin/python" -I -c 'import torchaudio' >>"$INSTALL_LOG" 2>&1 ||
         "$ENVIRONMENT/bin/python" -I -m pip uninstall --yes torchaudio >>"$INSTALL_LOG" 2>&1
     "$ENVIRONMENT/bin/python" -I -c '
-import amos_fairseq  # hides a broken torchaudio of the machine, which pip cannot remove from .venv
+import amos_fairseq
+amos_fairseq.register()  # hides a broken torchaudio of the machine, which pip cannot remove from .venv
 import fairseq, matplotlib, sentencepiece, tensorboard, tokenizers, torch
 from transformers import AutoModel' >>"$INSTALL_LOG" 2>&1 ||
         fail "what was installed does not import: $(tail -n 1 "$INSTALL_LOG") (complete log: $INSTALL_LOG); remove $ENVIRONMENT and start again"

@@ -18,6 +18,8 @@ from forked_command import run_command, run_module
 from interrupted_run import flags_command, run_to_end
 from tiny_runs import ROOT, TINY_RUN
 
+import amos_fairseq
+
 # Where Triton is installed and no GPU, this process runs its kernels on the CPU, in Triton's interpreter (tests/cuda); with a
 # GPU they are compiled (tests/gpu). Triton decides when it is imported, which PyTorch does, too: so before any test is
 # collected. Processes that tests start do not inherit it.
@@ -26,6 +28,7 @@ if find_spec("triton") is not None and not torch.cuda.is_available():
         variables.setenv("TRITON_INTERPRET", "1")
         for name in ("attention", "output_layer"):
             import_module(f"amos_fairseq.functional.cuda.{name}")
+amos_fairseq.register()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

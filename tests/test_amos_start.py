@@ -6,23 +6,26 @@ from pathlib import Path
 
 import pytest
 from failures import refusal
-from forked_command import run_module
 from tiny_runs import ROOT, environment, run_process
 
 LIBRARIES = ("torch", "fairseq", "scipy", "transformers", "matplotlib", "sklearn")
 ASK = """
 import sys
-sys.path.append(sys.argv[2])
-import amos_start
-if sys.argv[1] == "start":
-    amos_start.start()
-import amos_fairseq
-from fairseq.tasks import TASK_REGISTRY
-print("text_pretraining" in TASK_REGISTRY)
-from amos_fairseq.compat.hydra_callback import ImportPlugin
-ImportPlugin()
-print("text_pretraining" in TASK_REGISTRY)
-print([name for name in sys.modules if name in ("amos_fairseq.text.prepare", "amos_fairseq.text.split")])
+if sys.argv[1] == "after":
+    import fairseq.tasks
+import amos_fairseq.models
+from amos_fairseq.errors import UserError
+
+NAMES = ["torch", "fairseq", *(f"amos_fairseq.{folder}" for folder in ("downstream", "hugging_face", "report"))]
+
+def registered():
+    return "fairseq.tasks" in sys.modules and "text_pretraining" in sys.modules["fairseq.tasks"].TASK_REGISTRY
+
+print([name for name in NAMES if name in sys.modules], registered())
+try:
+    amos_fairseq.load("absent")
+except UserError:
+    print(registered())
 """
 
 
@@ -70,13 +73,15 @@ def test_scripts_take_no_other_python_than_the_one_that_is_given(tmp_path: Path)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("how", "expected"), [("import", "True True []"), ("start", "False True []")])
-def test_only_a_started_command_postpones_the_registration(how: str, expected: str, tmp_path: Path):
-    """Not a process that imports the module, as the ranks that a command spawns do."""
+@pytest.mark.parametrize(
+    ("order", "printed"), [("before", "[] False"), ("after", "['torch', 'fairseq', 'amos_fairseq.downstream'] True")]
+)
+def test_the_package_registers_itself_where_fairseq_has_been_imported(order: str, printed: str, tmp_path: Path):
+    """``--user-dir`` imports it then, and so do the ranks that a command spawns. Otherwise it imports nothing large."""
     (tmp_path / "ask.py").write_text(ASK)
-    result = run_module("ask", [how, str(ROOT)], tmp_path)
+    result = run_process([sys.executable, "ask.py", order], tmp_path, environment({"PYTHONPATH": str(ROOT)}))
     assert result.returncode == 0, result.stderr[-2000:]
-    assert result.stdout.split() == expected.split()
+    assert result.stdout == f"{printed}\nTrue\n"
 
 
 def test_shell_completion(tmp_path: Path):

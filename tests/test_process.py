@@ -28,7 +28,7 @@ UNSET = {name: value for name, value in os.environ.items() if name not in (*MALL
 
 
 def run(code: str, **variables: str) -> list[str]:
-    started = f"import amos_start; amos_start.registers_later = True\n{code}"
+    started = f"import amos_start\n{code}"
     result = run_process([sys.executable, "-c", started], env=UNSET | {"PYTHONPATH": str(ROOT)} | variables)
     assert result.returncode == 0, result.stderr
     return result.stdout.split()
@@ -57,6 +57,7 @@ before = logging.root.level, logging.root.handlers[:]
 import torch
 torch._C._cuda_getDeviceCount = None  # to call it would initialize CUDA
 import amos_fairseq
+amos_fairseq.register()
 del torch._C._cuda_getDeviceCount
 import torch._dynamo
 print(before == (logging.root.level, logging.root.handlers), len(os.listdir("/proc/self/task")), torch.cuda.is_initialized())

@@ -11,4 +11,6 @@ os.environ["CUDA_VISIBLE_DEVICES"] = ""  # fairseq counts the GPUs, as the numbe
 
 import torch._dynamo  # noqa: E402, F401 - torch.optim imports it when the first optimizer is made
 
-import amos_fairseq  # noqa: E402, F401 - the plugin
+import amos_fairseq  # noqa: E402
+
+amos_fairseq.register()

@@ -6,7 +6,6 @@ Any number of processes gives the same bytes: they encode, and one process write
 import contextlib
 import multiprocessing
 import os
-import pickle
 import signal
 import threading
 from array import array
@@ -19,7 +18,6 @@ from typing import Any
 
 import numpy as np
 
-import amos_worker
 from amos_fairseq.errors import UserError
 from amos_fairseq.text.tokenization import load_tokenizer
 from amos_fairseq.text.tokenization.tokenizer import Tokenizer
@@ -271,8 +269,7 @@ def new_processes(number: int, initializer: Callable[..., None] = int, *argument
     process, also by kill -9."""
     spawn = multiprocessing.get_context("spawn")
     watched, held_open = spawn.Pipe(duplex=False)
-    start = pickle.dumps((_start_worker, initializer, *arguments))
-    pool = ProcessPoolExecutor(number, spawn, amos_worker.start_worker, (watched, start))
+    pool = ProcessPoolExecutor(number, spawn, _start_worker, (watched, initializer, *arguments))
 
     def map_in_order(function: Callable[[Any], Any], tasks: Iterable[Any]) -> Iterator[Any]:
         # This call starts the processes, which inherit that Ctrl-C is blocked: only their parent handles it.

@@ -7,8 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
+# ruff: noqa: E402
 # isort: off
-import amos_fairseq  # noqa: F401  (before fairseq, whose logging it keeps quiet)
+import amos_fairseq
+
+amos_fairseq.register()  # before fairseq is imported here, whose logging it keeps quiet
 
 # isort: on
 import numpy as np

@@ -24,7 +24,7 @@ from sklearn.metrics import roc_auc_score
 from torch import Tensor, nn
 from tqdm import tqdm
 
-import amos_fairseq  # noqa: F401  (registers task and model)
+import amos_fairseq
 from amos_fairseq.errors import UserError
 from amos_fairseq.hugging_face.weights import Head, to_hugging_face
 from amos_fairseq.models.electra import ElectraModel
@@ -45,6 +45,7 @@ def main() -> None:
     parser.add_argument("--out", required=True, type=Path)
     parser.add_argument("settings", nargs="*", metavar="KEY=VALUE")
     arguments = parser.parse_intermixed_args()
+    amos_fairseq.register()
     try:
         cfg = compose_recipe(arguments.recipe, arguments.settings)
         check(cfg)

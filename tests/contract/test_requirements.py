@@ -22,7 +22,7 @@ OPTIONAL = {"argcomplete", "datasets", "pyarrow", "torchaudio", "triton"}
 def test_every_import_is_required():
     paths = (ROOT / "amos_fairseq").rglob("*.py")
     modules = {name.partition(".")[0] for path in paths for name in imported_by(path)}
-    modules -= sys.stdlib_module_names | {"amos_fairseq", "amos_start", "amos_worker"} | OPTIONAL
+    modules -= sys.stdlib_module_names | {"amos_fairseq", "amos_start"} | OPTIONAL
     assert {"torch", "fairseq"} <= modules
     distributions = importlib.metadata.packages_distributions()
     needed = {canonicalize_name(name) for module in modules for name in distributions[module]}

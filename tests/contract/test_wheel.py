@@ -26,7 +26,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The wheel, built from a copy of the checkout: the build writes folders that must not appear there."""
     copy = tmp_path_factory.mktemp("sources") / "checkout"
     shutil.copytree(ROOT / "amos_fairseq", copy / "amos_fairseq", ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("amos_start.py", "amos_worker.py", "setup.py", "pyproject.toml", "README.md", "LICENSE"):
+    for name in ("amos_start.py", "setup.py", "pyproject.toml", "README.md", "LICENSE"):
         shutil.copyfile(ROOT / name, copy / name)
     out = tmp_path_factory.mktemp("wheel")
     command = ["-m", "pip", "wheel", "--no-build-isolation", "--no-deps", "--no-index", "--wheel-dir", str(out), "."]
@@ -62,7 +62,7 @@ def run_there(environment: Path, folder: Path, *command: str) -> subprocess.Comp
 def files_of_package() -> set[str]:
     """Every module of the checkout, its recipes and tables, as a wheel names them."""
     paths = [path for path in (ROOT / "amos_fairseq").rglob("*") if path.parent.name != "__pycache__"]
-    return {str(path.relative_to(ROOT)) for path in paths if path.is_file()} | {"amos_start.py", "amos_worker.py"}
+    return {str(path.relative_to(ROOT)) for path in paths if path.is_file()} | {"amos_start.py"}
 
 
 @pytest.mark.slow

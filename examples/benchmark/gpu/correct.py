@@ -11,8 +11,11 @@ import sys
 import tempfile
 from pathlib import Path
 
+# ruff: noqa: E402
 # isort: off
-import amos_fairseq  # noqa: F401  (before fairseq, whose logging it keeps quiet)
+import amos_fairseq
+
+amos_fairseq.register()  # before fairseq is imported here, whose logging it keeps quiet
 
 # isort: on
 import torch
