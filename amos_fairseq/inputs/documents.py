@@ -38,11 +38,13 @@ class DocumentFile:
     document: str = BLANK
     num_documents: int = 0
     without_text: int = 0
+    form: str = ""  # the kind, for people, once it was read
 
     def read(self, on_read: OnRead = ignore) -> Iterator[bytes]:
         """Yield the documents in order, and print at the end how many there are, and what was left out."""
         self.num_documents = self.without_text = 0
         table = None if kind_of(self.path) == TEXT else TableFile(self.path, on_read=on_read)
+        self.form = TEXT if table is None else table.form
         for document in self._of_text(on_read) if table is None else self._of_table(table):
             self.num_documents += 1
             yield document
@@ -56,12 +58,12 @@ class DocumentFile:
 
     def print_first(self) -> None:
         """Print the kind and the first document; refuse what has none."""
-        kind = kind_of(self.path)
         document = next(self.read())
-        columns = [] if kind == TEXT else [self.column]
-        divided = f"{kind}, a document a line" if self.document == LINE else f"{kind}, blank lines between documents"
+        is_text = self.form == TEXT
+        divided = f"{TEXT}, a document a line" if self.document == LINE else f"{TEXT}, blank lines between documents"
         paragraphs = document.decode("utf-8").removesuffix("\n").split("\n")
-        print_first(self.path, divided if kind == TEXT else kind, columns, " ¶ ".join(paragraphs))
+        columns = [] if is_text else [self.column]
+        print_first(self.path, divided if is_text else self.form, columns, " ¶ ".join(paragraphs))
 
     def _of_text(self, on_read: OnRead) -> Iterator[bytes]:
         document, start = bytearray(), 0  # a list of many short paragraphs would take many times their size

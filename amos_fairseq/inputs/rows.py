@@ -248,7 +248,7 @@ def read_rows(
     table = TableFile(path, header, quotes, on_read, all_keys=True)
     columns = [name for name in (*texts, label) if name is not None]
     require_columns(table, *columns)
-    rows = LabeledRows(path.name, broken_lines=table.broken_lines, kind=table.kind)
+    rows = LabeledRows(path.name, broken_lines=table.broken_lines, kind=table.form)
     id_column = next((name for name in id_columns if name in table.columns), None)
     for line, values in table.rows([*columns, *([] if id_column is None else [id_column])]):
         position = line - (2 if header else 1) if id_columns else line

@@ -2,7 +2,7 @@
 
 import contextlib
 import csv
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -38,15 +38,17 @@ csv.field_size_limit(LARGEST_DOCUMENT_BYTES)  # of the process: 131,072 is a sho
 class TableFile:
     """One table, whose columns have names. ``rows()`` reads it once. NUL is removed from all texts.
 
-    - TSV and CSV: the first line has the names of the columns. A tab or a comma separates. A field that contains the separator,
-      a quote or a line end is in quotes, with quotes inside it doubled, as Python's ``csv``, pandas and this package write it.
-      Without ``quotes`` a row of TSV is a line, in which quotes are ordinary characters: GLUE's files. Values: ``str``.
+    - CSV: the first line has the names of the columns. A field that contains a comma, a quote or a line end is in quotes, with
+      quotes inside it doubled, as Python's ``csv`` and pandas write it. Values: ``str``.
+    - TSV: as CSV with tabs, where the whole file is written so (:func:`has_quotes_of_csv`). Otherwise, and always without
+      ``quotes``, a row is a line that is split at its tabs, and quotes are ordinary characters: GLUE's files.
     - JSON lines: an object on each line. The columns are the keys of the first ``OBJECTS_WITH_KEYS``, or with ``all_keys`` of
       all; a key that is missing is None, as NaN is, and others are ignored. Values: those of JSON.
     - Parquet, and folders of ``Dataset.save_to_disk``: values as in JSON (:func:`plain`). The
       number of a class of a ``ClassLabel``, alone or in a list, is replaced by the name of the class, and -1 by None.
 
     Attributes:
+        form: the kind, for people: also that the quotes of TSV are ordinary characters, where that was found.
         columns: the names of the columns; 1, 2, ... of TSV and CSV without a ``header``.
         broken_lines: line numbers (from 1) where rows of TSV and CSV begin that have another number of columns. They are
             left out, and so are blank lines, but for those of a table of one column.
@@ -62,12 +64,15 @@ class TableFile:
         all_keys: bool = False,
     ) -> None:
         self.path, self.kind, self.header = path, kind_of(path), header
-        self._quotes, self._on_read = quotes, on_read
+        self._on_read, self.form = on_read, self.kind
         self.broken_lines: list[int] = []
         self.num_long_rows = 0
         if self.kind == TEXT:
             raise UserError(f"{path} is no table by its name; {FORMS}")
         if self.kind in (TSV, CSV):
+            self._quotes = self.kind == CSV or (quotes and has_quotes_of_csv(path))
+            if quotes and not self._quotes:
+                self.form += ' whose " are ordinary characters'
             _, first = next(self._records(ignore), (1, []))
             self.columns = tuple(first) if header else tuple(str(number + 1) for number in range(len(first)))
         elif self.kind == JSONL:
@@ -136,7 +141,7 @@ class TableFile:
     def _records(self, on_read: OnRead) -> Iterator[tuple[int, list[str]]]:
         """Yield the fields of each row, with the number of its first line. An empty line has one empty field."""
         lines = ((number, line.replace("\0", "")) for number, line in read_lines(self.path, on_read))
-        if self.kind == TSV and not self._quotes:
+        if not self._quotes:
             yield from ((number, line.rstrip("\r\n").split("\t")) for number, line in lines)
             return
         reader = csv.reader((line for _, line in lines), delimiter="\t" if self.kind == TSV else ",", strict=True)
@@ -151,6 +156,35 @@ class TableFile:
             if fields is None:
                 return
             yield start, fields or [""]
+
+
+def has_quotes_of_csv(path: Path) -> bool:
+    """Return whether quotes around the fields of a TSV file are not a part of its texts: a decision for the whole file.
+
+    They are not if every line can be read as CSV, or else if the file can and its lines have different numbers of tabs, so that
+    some fields have several lines. A quote of a text, as in ``"Yes," he said``, is never followed by a tab or the line's end.
+    """
+    tabs, each_line = set(), True
+
+    def lines() -> Iterator[str]:
+        nonlocal each_line
+        for _, line in read_lines(path, ignore):
+            if not is_blank(line):
+                tabs.add(line.count("\t"))
+            each_line = each_line and ('"' not in line or is_csv([line]))
+            yield line
+
+    return is_csv(lines()) and (each_line or len(tabs) > 1)
+
+
+def is_csv(lines: Iterable[str]) -> bool:
+    """Return whether lines can be read as CSV with tabs."""
+    try:
+        for _ in csv.reader((line.replace("\0", "") for line in lines), delimiter="\t", strict=True):
+            pass
+    except csv.Error:
+        return False
+    return True
 
 
 def require_columns(table: TableFile, *names: str) -> None:

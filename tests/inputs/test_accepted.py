@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import zstandard
 
-from amos_fairseq.errors import UserError
 from amos_fairseq.inputs import BLANK, LINE
 from amos_fairseq.inputs.documents import DocumentFile
 from amos_fairseq.inputs.rows import Tables, read_rows
@@ -159,5 +158,25 @@ def test_lines_of_glue_have_no_quotes(tmp_path: Path) -> None:
     assert [[*texts, label] for texts, label in zip(rows.texts, rows.labels, strict=True)] == [
         line.split("\t") for line in lines[1:]
     ]
-    with pytest.raises(UserError, match=r"dev\.tsv, line 5: the row that begins there is not quoted as CSV"):
-        list(TableFile(tmp_path / "dev.tsv").rows())
+
+
+# Lines of TSV with quotes -> the texts of their first fields, and whether the quotes are those of CSV.
+QUOTES = {
+    "as pandas writes them": (['a "b"', '"c"'], ['"a ""b"""\t1', '"""c"""\t0'], True),
+    "texts of several lines": (["a\nb", "c"], ['"a\nb"\t1', "c\t0"], True),
+    "of speech": (['"Yes," he said', "c"], ['"Yes," he said\t1', "c\t0"], False),
+    "one of them closed by a later line": (['"Go', "on", 'home"'], ['"Go\t1', "on\t0", 'home"\t1'], False),
+    "never closed": (['"Go', "on"], ['"Go\t1', "on\t0"], False),
+    "of CSV in all lines but one": (['"a"', '"b" c'], ['"a"\t1', '"b" c\t0'], False),
+}
+
+
+@pytest.mark.parametrize("name", QUOTES)
+def test_quotes_of_tsv_are_those_of_csv_or_ordinary_in_the_whole_file(name: str, tmp_path: Path, capsys) -> None:
+    expected, lines, as_csv = QUOTES[name]
+    path = tmp_path / "rows.tsv"
+    path.write_text("".join(f"{line}\n" for line in ["text\tlabel", *lines]))
+    assert [row["text"] for _, row in TableFile(path).rows()] == expected
+    assert [document.decode() for document in DocumentFile(path).read()] == [f"{text}\n" for text in expected]
+    DocumentFile(path).print_first()
+    assert (' whose " are ordinary characters, column' in capsys.readouterr().err) is not as_csv

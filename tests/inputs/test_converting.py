@@ -92,7 +92,6 @@ def test_tables_by_pandas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     *_, write = tables.strip().splitlines()
     inputs = {
         'sep=";"': ("old.csv", 'review;stars\na;1,5\n"b;c";2,5\n', [("a", "1.5"), ("b;c", "2.5")]),
-        "quoting=3": ("old.tsv", 'review\tstars\n"a\tx\nb"\ty\n', [('"a', "x"), ('b"', "y")]),
         "na_values": ("old.csv", "review,stars\na,x\n\\N,y\n", [("a", "x"), ("", "y")]),
     }
     for line in tables.splitlines():

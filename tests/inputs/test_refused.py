@@ -59,7 +59,7 @@ TEXTS = [
 TABLES = [
     ("table.txt", TSV, {}, "is no table by its name; " + FORMS),
     ("cr.csv", b"text,label\rone,a\r", {}, "line 1: the row that begins there is not quoted as CSV (new-line"),
-    ("open.tsv", b'text\tlabel\none\ta\n"two\tb\n', {}, "line 3: the row that begins there is not quoted as CSV"),
+    ("open.csv", b'text,label\none,a\n"two,b\n', {}, "line 3: the row that begins there is not quoted as CSV"),
     ("same.csv", b"text,label,text\n1,2,3\n", {}, "its columns (text, label, text) need different names"),
     ("title.csv", b"Export,,\ntext,label,id\n", {}, "its columns (Export, , ) need different names"),
     ("header.tsv", b"text\tlabel\n", {}, "has no row of the columns text, label"),
