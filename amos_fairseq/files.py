@@ -275,20 +275,6 @@ def joined_sha256(paths: Iterable[str | os.PathLike], on_read: Callable[[int], o
     return digest.hexdigest()
 
 
-def sample_sha256(path: str | os.PathLike) -> str:
-    """Return the sha256 of a file's size and of 1 MiB: 16 evenly spaced samples, the first and the last bytes included.
-
-    It identifies a large file; it does not find damage between the samples.
-    """
-    size, sample_size = os.path.getsize(path), 1 << 16
-    digest = hashlib.sha256(str(size).encode())
-    with open(path, "rb") as stream:
-        for sample in range(16):
-            stream.seek(max(0, size - sample_size) * sample // 15)
-            digest.update(stream.read(sample_size))
-    return digest.hexdigest()
-
-
 def file_version(path: str) -> tuple[int, ...]:
     """Return what changes when a file is replaced or written to."""
     status = os.stat(path)

@@ -9,7 +9,7 @@ from amos_fairseq.files import TOKENIZER_DIRECTORY
 
 DESCRIPTION = """\
 Read all files of a corpus of amos prepare and compare them with corpus.json: tokens, indices, dictionaries and tokenizer.
-Training itself compares only sizes and samples of 1 MiB. A difference exits with code 1 and names the file.
+Training itself compares only sizes. A difference exits with code 1 and names the file.
 """
 
 
@@ -21,8 +21,7 @@ def add_parser(subparsers: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     import_fairseq()
-    from amos_fairseq.data.corpus import corpus_directories, verify_files
-    from amos_fairseq.data.vocabulary import Vocabulary, shard_directories
+    from amos_fairseq.data.corpus import Vocabulary, corpus_directories, shard_directories, verify_files
 
     directories = corpus_directories(shard_directories(arguments.data), needs_all=False)
     if Vocabulary.of_corpus(directories, None).load_tokenizer() is None:

@@ -32,16 +32,11 @@ def blocks_per_batch(
     flag: str = "--tokens-per-sample",
 ) -> int:
     """Return ``max_sentences`` or what fits into ``max_tokens``; ``flag``: the one that sets ``tokens_per_block``."""
-    if max_positions is not None and max_positions < tokens_per_block:
-        raise UserError(
-            f"a sequence has {flag} {tokens_per_block} tokens, but the model's --max-positions or --max-tokens allows "
-            f"{max_positions}: give no more"
-        )
     limits = [limit for limit in (max_sentences, max_tokens and max_tokens // tokens_per_block) if limit is not None]
-    if not limits or min(limits) < 1:
+    if (max_positions or tokens_per_block) < tokens_per_block or min(limits, default=0) < 1:
         raise UserError(
-            f"--batch-size {max_sentences} with --max-tokens {max_tokens} leaves no room for one block of "
-            f"{flag} {tokens_per_block}: give more"
+            f"a batch with --batch-size {max_sentences}, --max-tokens {max_tokens} and a model of --max-positions "
+            f"{max_positions} has no room for a sequence of {flag} {tokens_per_block}: give more, or shorter sequences"
         )
     return min(limits)
 
@@ -143,7 +138,6 @@ class BlockBatchIterator(iterators.EpochBatchIterator):
             reuse_dataloader=False,
             persistent_workers=False,
         )
-        self._fingerprint: str | None = getattr(dataset, "fingerprint", None)
         self.update_freq = update_freq
 
     @property
@@ -169,24 +163,16 @@ class BlockBatchIterator(iterators.EpochBatchIterator):
         return iterator
 
     def state_dict(self) -> dict[str, Any]:
-        """Return fairseq's entries, the position in blocks, and the numbers of blocks of the corpus and of the batches.
-
-        Also the ``fingerprint`` of a data set that has one: of sentences that the numbers of blocks do not count.
-        """
+        """Return fairseq's entries, the position in blocks, and the numbers of blocks of the corpus and of the batches."""
         state = super().state_dict()
         state["blocks_in_epoch"] = state["iterations_in_epoch"] * self.blocks_per_step
         state["blocks_in_corpus"] = len(self.dataset)
         state["blocks_per_update"] = self.global_batch
         state["blocks_per_micro_batch"] = self.micro_batch
-        if self._fingerprint is not None:
-            state["data_fingerprint"] = self._fingerprint
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go to the saved position, with as many ranks and micro-batches as there are now."""
-        saved = state_dict.get("data_fingerprint")
-        if None not in (saved, self._fingerprint) and saved != self._fingerprint:
-            raise UserError(f"the run has trained with other unlabeled sentences: give the same data, or {RESET_HINT}")
         saved = state_dict.get("blocks_per_micro_batch", self.micro_batch)
         if saved != self.micro_batch:
             logger.warning(
@@ -200,24 +186,17 @@ class BlockBatchIterator(iterators.EpochBatchIterator):
         super().load_state_dict(state_dict)
 
     def _steps_until(self, state_dict: dict[str, Any]) -> int:
-        epoch = state_dict["epoch"]
-        if "blocks_in_epoch" not in state_dict or ("phase" in state_dict) != hasattr(self, "phase"):
+        """Return the position of the state in batches of this rank; refuse one that is not the end of an update here."""
+        position = state_dict.get("blocks_in_epoch", 0)
+        here = {"blocks_in_corpus": len(self.dataset), "blocks_per_update": self.global_batch}
+        saved = {name: state_dict.get(name) for name in here}
+        is_end = position > 0 and position % self.global_batch == 0
+        is_end &= position < sum(len(batch) for batch in self.frozen_batches)
+        if saved != here or not is_end or ("phase" in state_dict) != hasattr(self, "phase"):
             raise UserError(
-                f"the checkpoint is inside epoch {epoch} of another task's data, or of a run with task.phases, and cannot be "
-                f"continued there: {RESET_HINT}"
-            )
-        position, corpus = state_dict["blocks_in_epoch"], state_dict["blocks_in_corpus"]
-        if corpus != len(self.dataset):
-            raise UserError(
-                f"the checkpoint is inside epoch {epoch} of a corpus of {corpus} blocks, but this one has "
-                f"{len(self.dataset)} (other text, or another {LENGTH}): {RESET_HINT}"
-            )
-        blocks_in_batches = sum(len(batch) for batch in self.frozen_batches)
-        saved = state_dict.get("blocks_per_update", self.global_batch)
-        if saved != self.global_batch or position % self.global_batch != 0 or position >= blocks_in_batches:
-            raise UserError(
-                f"the checkpoint was written inside epoch {epoch} of a run with {saved} blocks per update (ranks x update_freq "
-                f"x batch size), this one has {self.global_batch}: keep the global batch by {UPDATE_FREQ} and "
-                f"{BATCH_SIZE}, or {RESET_HINT}"
+                f"the checkpoint is inside epoch {state_dict['epoch']} of a run on {saved['blocks_in_corpus']} blocks with "
+                f"{saved['blocks_per_update']} per update (ranks x update_freq x batch size), this one is on "
+                f"{len(self.dataset)} with {self.global_batch}: keep the data, its order of phases, {LENGTH}, and the update "
+                f"by {UPDATE_FREQ} and {BATCH_SIZE}, or {RESET_HINT}"
             )
         return position // self.blocks_per_step

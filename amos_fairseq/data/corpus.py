@@ -1,22 +1,37 @@
-"""The binarized text of a corpus: checked, broken into blocks, and its tokens counted."""
+"""The binarized text of a corpus: checked, broken into blocks, and its tokens counted; its dictionary and tokenizer."""
 
-import functools
+import json
 import logging
 import os
+import shutil
 import struct
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from fairseq import utils
 from fairseq.data import Dictionary, TokenBlockDataset, data_utils
-from fairseq.data.indexed_dataset import IndexedDataset, MMapIndexedDataset, _code_to_dtype
+from fairseq.data.indexed_dataset import MMapIndexedDataset, _code_to_dtype
 from torch import Tensor
 from tqdm import tqdm
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.files import CORPUS_FILE, DICTIONARY_FILE, file_sha256, file_version, sample_sha256
+from amos_fairseq.files import (
+    CORPUS_FILE,
+    DICTIONARY_FILE,
+    SETTINGS_FILE,
+    TOKENIZER_DIRECTORY,
+    directory_sha256,
+    explain_write_errors,
+    file_sha256,
+    whole_folder,
+)
+from amos_fairseq.text import MASK_SYMBOL
+from amos_fairseq.text.tokenization import load_tokenizer
+from amos_fairseq.text.tokenization.tokenizer import Tokenizer
 from amos_fairseq.untrusted import read_json
 
 logger = logging.getLogger(__name__)
@@ -26,118 +41,92 @@ _BINARIZE_AGAIN = "copy the files again, or remove them and repeat amos prepare"
 
 # Read at once when counting, a few tens of MB: enough that the counting, not the loop, takes the time.
 TOKENS_AT_ONCE = 4_000_000
-LINES_AT_ONCE = 10_000
 
 
 def require_split(path: str, hint: str = "give a directory that amos prepare or fairseq-preprocess wrote") -> None:
-    """Check a binarized text without reading all of it.
-
-    The index must have the size that it states, and the text the size that follows from the index. Where amos prepare has
-    stored a sample of both files in ``corpus.json``, the sample must be the same. ``hint``: what to do about a missing file.
-    """
-    for suffix in (".bin", ".idx"):
-        if not os.path.isfile(path + suffix):
-            raise UserError(f"{path}{suffix} is missing: {hint}")
-    if fault := index_fault(path):
-        raise UserError(f"{path}{fault}: {_BINARIZE_AGAIN}")
-    check_samples(path, file_version(path + ".bin"), file_version(path + ".idx"))
+    """Check that a binarized text is there and whole, without reading it; ``hint``: what to do about one that is not."""
+    if not is_whole(path):
+        raise UserError(f"{path}.bin or {path}.idx is missing, empty or damaged: {hint}, or copy its files again")
 
 
-def index_fault(path: str) -> str | None:
-    """Compare the index of a memory-mapped text with the sizes of both files; return what is wrong, None if nothing is."""
-    if os.path.getsize(path + ".bin") == 0:
-        return ".bin holds no tokens"
+def is_whole(path: str) -> bool:
+    """Return whether both files of a memory-mapped text have the sizes that the index describes, and at least one line."""
+    if not all(os.path.isfile(path + suffix) for suffix in (".bin", ".idx")):
+        return False
     with open(path + ".idx", "rb") as file:
-        header = file.read(_INDEX_HEADER.size)
-        if header[:8] == IndexedDataset._HDR_MAGIC:  # fairseq's older format
-            return None
-        magic, version, code, num_lines = _INDEX_HEADER.unpack(header.ljust(_INDEX_HEADER.size))
+        magic, version, code, num_lines = _INDEX_HEADER.unpack(file.read(_INDEX_HEADER.size).ljust(_INDEX_HEADER.size))
         if magic != MMapIndexedDataset.Index._HDR_MAGIC or version != 1 or code not in _code_to_dtype:
-            return ".idx is not an index of fairseq"
-        expected = _INDEX_HEADER.size + num_lines * (4 + 8)  # int32 length and int64 position of each line
-        size = os.path.getsize(path + ".idx")
-        if size != expected:
-            return f".idx has {size} bytes, its {num_lines} lines need {expected}"
+            return False
+        size = _INDEX_HEADER.size + num_lines * (4 + 8)  # int32 length and int64 position of each line
+        if num_lines == 0 or os.path.getsize(path + ".idx") != size:
+            return False
         file.seek(_INDEX_HEADER.size + 4 * (num_lines - 1))
         (length,) = struct.unpack("<i", file.read(4))
-        file.seek(expected - 8)
+        file.seek(size - 8)
         (position,) = struct.unpack("<q", file.read(8))
-    end = position + length * np.dtype(_code_to_dtype[code]).itemsize
-    size = os.path.getsize(path + ".bin")
-    return None if size == end else f".bin has {size} bytes, its index describes {end}"
+    return os.path.getsize(path + ".bin") == position + length * np.dtype(_code_to_dtype[code]).itemsize
 
 
-@functools.lru_cache(maxsize=4096)
-def check_samples(path: str, *versions: tuple[int, ...]) -> None:
-    """Compare a text with the samples in ``corpus.json``, once in a process."""
-    directory, split = os.path.split(path)
-    samples = (shard_record(Path(directory)) or {}).get("sample_sha256", {})
-    for name in (f"{split}.bin", f"{split}.idx"):
-        if name in samples and sample_sha256(os.path.join(directory, name)) != samples[name]:
-            raise UserError(f"{directory}/{name} is not the file that amos prepare wrote: {_BINARIZE_AGAIN}")
+def open_lines(path: str, hint: str) -> MMapIndexedDataset:
+    """Open the lines of a memory-mapped file, after the checks of :func:`require_split`."""
+    require_split(path, hint)
+    return MMapIndexedDataset(path)
 
 
 def check_prepared(directory: Path, manifest: str, split: str) -> None:
-    """Read the files of a split of prepared labels, which are small, and compare them with the hashes in ``manifest``.
-
-    A process reads a file once. Data without a manifest, or whose manifest has no hashes, are not compared.
-    """
+    """Refuse a split of prepared labels without one of its files: a task on pairs would become one on first texts."""
     content = read_json(directory / manifest, _BINARIZE_AGAIN, optional=True) or {}
-    for name, expected in sorted(content.get("sha256", {}).items()):
-        path = directory / name
-        if not path.name.startswith((f"{split}.", DICTIONARY_FILE)):
-            continue
-        if not path.is_file() or expected != _sha256_of(str(path), file_version(str(path))):
-            raise UserError(f"{path} is missing, or not the file that amos prepare wrote: {_BINARIZE_AGAIN}")
+    names = (name for name in content.get("sha256", {}) if Path(name).name.startswith((f"{split}.", DICTIONARY_FILE)))
+    if missing := sorted(name for name in names if not (directory / name).is_file()):
+        raise UserError(f"{directory / missing[0]} is missing: {_BINARIZE_AGAIN}")
 
 
-@functools.lru_cache(maxsize=4096)
-def _sha256_of(path: str, version: tuple[int, ...]) -> str:
-    return file_sha256(path)
+def _read_manifest(folder: Path) -> dict[str, Any] | None:
+    """Return ``corpus.json``, with its ``shards`` by their directories; None without one."""
+    path = folder / CORPUS_FILE
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        tokenizer = {"tokenizer_sha256": content["tokenizer"]["sha256"]}
+        return content | {"shards": {record["directory"]: record | tokenizer for record in content["shards"]}}
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise UserError(f"{path} is not readable as the record of a corpus: {_BINARIZE_AGAIN}") from error
 
 
 def shard_record(directory: Path) -> dict[str, Any] | None:
-    """Return the record of a shard in ``corpus.json``, with that of the corpus' tokenizer; None without ``corpus.json``."""
+    """Return the record of a shard in the ``corpus.json`` of its folder or the one above, or None."""
     directory = directory.absolute()
     for folder, name in ((directory, "."), (directory.parent, directory.name)):
-        path = folder / CORPUS_FILE
-        if not path.is_file():
-            continue
-        manifest = read_json(path, f"it is damaged, or was not written by amos prepare; {_BINARIZE_AGAIN}")
-        try:
-            records = {record["directory"]: record for record in manifest["shards"]}
-            tokenizer = str(manifest["tokenizer"]["sha256"])
-        except (TypeError, KeyError) as error:
-            raise UserError(f"{path} is damaged, or was not written by amos prepare: {_BINARIZE_AGAIN}") from error
-        if name in records:
-            return {**records[name], "tokenizer_sha256": tokenizer}
+        manifest = _read_manifest(folder)
+        if manifest and name in manifest["shards"]:
+            return manifest["shards"][name]
     return None
 
 
 def corpus_directories(directories: list[Path], needs_all: bool = True) -> list[Path]:
     """Return the shards of a corpus, given its directory, the directories of its parts (``--shard``), or the shards themselves.
 
-    ``needs_all``: refuse parts that are not all there, in order.
+    ``needs_all``: refuse parts that are not all there, in order, or made of other inputs or settings.
     """
     shards: list[Path] = []
     parts: list[Any] = []
-    made_of: list[Any] = []
+    made_with: list[Any] = []
     for directory in directories:
-        if not (directory / CORPUS_FILE).is_file() or shard_record(directory) is not None:
+        manifest = _read_manifest(directory)
+        if manifest is None or "." in manifest["shards"]:
             shards.append(directory)
             continue
-        manifest = read_json(directory / CORPUS_FILE, _BINARIZE_AGAIN)
-        shards += [directory / record["directory"] for record in manifest["shards"]]
+        shards += [directory / name for name in manifest["shards"]]
         settings = manifest.get("settings", {})
         if settings.get("part"):
             parts.append(settings.pop("part"))
-            libraries = [manifest["versions"].get(name) for name in ("sentencepiece", "tokenizers")]
-            made_of.append([settings, manifest["inputs"], manifest["tokenizer"], libraries])
+            made_with.append([settings, manifest["inputs"], manifest["tokenizer"]])
     in_order = [[index, len(parts)] for index in range(len(parts))]
-    if needs_all and (parts != in_order or any(each != made_of[0] for each in made_of)):
+    if needs_all and (parts != in_order or any(each != made_with[0] for each in made_with)):
         raise UserError(
             f"{':'.join(map(str, directories))} is not the whole corpus: give the directories of all parts of amos prepare "
-            "--shard, from 0 on, as DIR0:DIR1:...; all are made of the same inputs and settings, with the same libraries"
+            "--shard, from 0 on, as DIR0:DIR1:...; all are made of the same inputs, with the same settings"
         )
     return shards
 
@@ -156,17 +145,6 @@ def verify_files(data: Sequence[Path]) -> int:
             if not path.is_file() or file_sha256(path, bar.update) != expected:
                 raise UserError(f"{path} is missing, or not the file that amos prepare wrote: {_BINARIZE_AGAIN}")
     return size
-
-
-def open_lines(path: str, hint: str) -> MMapIndexedDataset:
-    """Open the lines of a memory-mapped file, after the checks of :func:`require_split` and of the position of each line."""
-    require_split(path, hint)
-    lines = MMapIndexedDataset(path)
-    sizes = lines.sizes.astype(np.int64)
-    starts = np.dtype(lines._index.dtype).itemsize * (np.cumsum(sizes) - sizes)
-    if not np.array_equal(lines._index._pointers, starts):
-        raise UserError(f"{path}.idx is damaged (lengths and positions of its lines differ): {_BINARIZE_AGAIN}")
-    return lines
 
 
 class MappedBlocks(torch.utils.data.Dataset):
@@ -199,10 +177,6 @@ def read_blocks(
     """
     size = tokens_per_block - 1
     tokens = data_utils.load_indexed_dataset(path, dictionary, combine=combine)
-    if isinstance(tokens, MMapIndexedDataset):
-        num_ids = len(tokens._bin_buffer) // np.dtype(tokens._index.dtype).itemsize
-        if tokens.sizes.min() < 0 or tokens.sizes.sum(dtype=np.int64) != num_ids:
-            raise UserError(f"{path}.idx is damaged (the lengths of its lines do not add up): {_BINARIZE_AGAIN}")
     blocks = TokenBlockDataset(
         tokens, tokens.sizes, size, pad=dictionary.pad(), eos=dictionary.eos(), break_mode=break_mode
     )
@@ -212,7 +186,7 @@ def read_blocks(
 
 
 def count_tokens(texts: Iterable[Any], num_tokens: int, rank: int = 0, num_ranks: int = 1) -> Tensor:
-    """Count all ids below ``num_tokens`` in fairseq's indexed datasets: int64 [num_tokens].
+    """Count all ids below ``num_tokens`` in memory-mapped texts: int64 [num_tokens].
 
     Larger ids, of another dictionary, are refused where blocks are read. The counts of all ``num_ranks`` ranks add up to those
     of the whole.
@@ -220,14 +194,11 @@ def count_tokens(texts: Iterable[Any], num_tokens: int, rank: int = 0, num_ranks
     counts = np.zeros(num_tokens, dtype=np.int64)
     # Some consist of a text and its continuations (train, train1, ...).
     for part in (part for text in texts for part in getattr(text, "datasets", [text])):
-        # One array of the ids of a memory-mapped text is read 30 times as fast as its lines.
-        ids = np.frombuffer(part._bin_buffer, part._index.dtype) if isinstance(part, MMapIndexedDataset) else None
-        length, step = (len(part), LINES_AT_ONCE) if ids is None else (len(ids), TOKENS_AT_ONCE)
-        starts = range(rank * step, length, num_ranks * step)
+        # One array of the ids is read 30 times as fast as its lines.
+        ids = np.frombuffer(part._bin_buffer, part._index.dtype)
+        starts = range(rank * TOKENS_AT_ONCE, len(ids), num_ranks * TOKENS_AT_ONCE)
         for start in tqdm(starts, "counting tokens", unit="part", delay=5, leave=False, disable=rank > 0):
-            places = range(start, min(start + step, length))
-            several = torch.cat([part[i] for i in places]).numpy() if ids is None else ids[start : places.stop]
-            counts += np.bincount(several, minlength=num_tokens)[:num_tokens]
+            counts += np.bincount(ids[start : start + TOKENS_AT_ONCE], minlength=num_tokens)[:num_tokens]
     return torch.from_numpy(counts)
 
 
@@ -235,3 +206,107 @@ def unigram_entropy(counts: Tensor) -> float:
     """Return the entropy of ``counts`` [tokens], in nats: no model without context has a lower loss. 0 for no tokens."""
     shares = counts[counts > 0].double() / counts.sum()
     return -float((shares * shares.log()).sum())
+
+
+def shard_directories(data: str) -> list[Path]:
+    """Return the directories of ``dir0:dir1``."""
+    directories = [Path(path) for path in utils.split_paths(data) if path]
+    if not directories or not all(directory.is_dir() for directory in directories):
+        raise UserError(f"{data or 'an empty path'} is not a directory: give the directory that amos prepare wrote")
+    return directories
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """The files that turn text into the ids of a corpus. A corpus without ``tokenizer_directory`` can be trained on too."""
+
+    dictionary_file: Path
+    dictionary_sha256: str
+    tokenizer_directory: Path | None
+    tokenizer_sha256: str | None
+
+    @classmethod
+    def of_corpus(cls, directories: list[Path], tokenizer_directory: str | None) -> "Vocabulary":
+        """Find ``dict.txt`` of the first shard, and the tokenizer: as given, beside it, or for several shards one level up."""
+        tokenizer = _find_tokenizer(directories, tokenizer_directory)
+        folders = directories if tokenizer is None else [*directories, tokenizer]
+        files = [folder / DICTIONARY_FILE for folder in folders]
+        hashes = [file_sha256(file) if file.is_file() else None for file in files]
+        for file, sha256 in zip(files, hashes, strict=True):
+            if sha256 is None or sha256 != hashes[0]:
+                raise UserError(
+                    f"{file} is missing, or not the dictionary of {directories[0]}: give a directory that amos prepare or "
+                    "fairseq-preprocess wrote; all shards of a corpus and its tokenizer have one dictionary"
+                )
+        return cls(files[0], hashes[0], tokenizer, None if tokenizer is None else directory_sha256(tokenizer))
+
+    def load_tokenizer(self) -> Tokenizer | None:
+        """Open the tokenizer, so that a damaged one is noticed before training and not when the finished run is exported."""
+        if self.tokenizer_directory is None:
+            return None
+        record, tokenizer = shard_record(self.dictionary_file.parent), load_tokenizer(self.tokenizer_directory)
+        if record and record["tokenizer_sha256"] != tokenizer.sha256:
+            raise UserError(
+                f"{self.tokenizer_directory} is not the tokenizer that binarized this corpus, or is damaged: copy it again, or "
+                "repeat amos prepare"
+            )
+        return tokenizer
+
+    def load_dictionary(self) -> Dictionary:
+        try:
+            dictionary = Dictionary.load(str(self.dictionary_file))
+        except Exception as error:  # fairseq raises a bare Exception for a file that is not UTF-8
+            raise UserError(f"{self.dictionary_file} is not a fairseq dictionary: {error}") from error
+        dictionary.add_symbol(MASK_SYMBOL)
+        return dictionary
+
+    def fingerprints(self) -> dict[str, str | None]:
+        """Return what a task stores in its checkpoints (``task_state``), for :meth:`refuse_other`."""
+        return {"dictionary_sha256": self.dictionary_sha256, "tokenizer_sha256": self.tokenizer_sha256}
+
+    def refuse_other(self, task_state: dict[str, Any]) -> None:
+        """Refuse a checkpoint's ``task_state`` that names another vocabulary."""
+        for key, here in self.fingerprints().items():
+            saved = task_state.get(key)
+            if saved is not None and here is not None and saved != here:
+                raise UserError(
+                    f"the checkpoint was trained with another {key.split('_')[0]} than {self.dictionary_file} "
+                    f"(sha256 {saved[:12]}..., here {here[:12]}...): use the vocabulary in its SAVE_DIR/tokenizer, "
+                    "also to binarize further text (amos prepare --tokenizer)"
+                )
+
+    def copy_into(self, save_dir: str) -> Path:
+        """Write ``SAVE_DIR/tokenizer`` once, completely or not at all: the tokenizer's files, or ``dict.txt`` alone."""
+        target = Path(save_dir) / TOKENIZER_DIRECTORY
+        if target.exists():
+            if self._is_copied_to(target):
+                return target
+            raise UserError(
+                f"{target} is damaged, or belongs to a run with another vocabulary than {self.dictionary_file}: give another "
+                "--save-dir, or the corpus of that run"
+            )
+        explained = explain_write_errors(target, "make room, permit writing, or give another --save-dir")
+        with explained, whole_folder(target) as unfinished:
+            files = [self.dictionary_file] if self.tokenizer_directory is None else self.tokenizer_directory.iterdir()
+            for source in files:
+                if source.is_file() and not source.name.startswith("."):
+                    shutil.copyfile(source, unfinished / source.name)
+        return target
+
+    def _is_copied_to(self, target: Path) -> bool:
+        if self.tokenizer_sha256 is not None:
+            return directory_sha256(target) == self.tokenizer_sha256
+        copy = target / DICTIONARY_FILE
+        return copy.is_file() and file_sha256(copy) == self.dictionary_sha256
+
+
+def _find_tokenizer(directories: list[Path], flag: str | None) -> Path | None:
+    if flag:
+        return Path(flag)
+    candidates = [directories[0] / TOKENIZER_DIRECTORY]
+    if len(directories) > 1 or shard_record(directories[0]) is not None:
+        candidates.append(directories[0].absolute().parent / TOKENIZER_DIRECTORY)
+    # SAVE_DIR/tokenizer, given as data, is itself a tokenizer directory with its dictionary.
+    if (directories[0] / SETTINGS_FILE).is_file():
+        candidates.append(directories[0])
+    return next((candidate for candidate in candidates if candidate.is_dir()), None)

@@ -5,33 +5,43 @@ phase, shuffled by (seed, epoch). A phase cuts its blocks, each ``<s>`` and the 
 In the last phase a block is a piece; a shorter block may hold the end of a piece and the beginning of the next one.
 """
 
+import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import Any, List, Optional  # noqa: UP035 (OmegaConf reads the types, in typing's spelling)
 
 import numpy as np
 import torch
 import yaml
-from omegaconf import OmegaConf
+from omegaconf import MISSING, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 from torch import Tensor
 
 from amos_fairseq.data.block_iterator import RESET_HINT, BlockBatchIterator, equal_batches, whole_updates
 from amos_fairseq.data.masked_blocks import MaskedBlockDataset
 from amos_fairseq.data.seeding import Purpose, keyed_generator
 from amos_fairseq.errors import UserError
+from amos_fairseq.setting_checks import check_ranges, read_section, setting
 
 EXAMPLE = "[{length: 128, share: 0.9}, {length: 512, share: 0.1, batch_size: 8, mask_prob: 0.2}]"
 
 
-class Phase(NamedTuple):
-    length: int  # tokens of a block, <s> included
-    share: float  # of the run
-    batch_size: int | None  # blocks of a micro-batch; None: that of the run
-    mask_prob: float
+@dataclass(frozen=True)
+class Phase:
+    length: int = setting(MISSING, "tokens of a block, <s> included", "2 or more")
+    share: float = setting(MISSING, "of the run", "above 0 and at most 1")
+    batch_size: Optional[int] = setting(None, "blocks of a micro-batch; None: that of the run", "1 or more")  # noqa: UP045
+    mask_prob: Optional[float] = setting(None, "None: that of the run", "above 0 and below 1")  # noqa: UP045
 
 
-def read_phases(given: Any, longest: int, mask_prob: float) -> list[Phase]:
+@dataclass
+class _Section:
+    phases: List[Phase] = field(default_factory=list)  # noqa: UP006
+
+
+def read_phases(content: Any, longest: int, mask_prob: float) -> list[Phase]:
     """Return the phases of ``task.phases``, which is a list or the text of one; none for None or an empty list.
 
     Args:
@@ -39,36 +49,19 @@ def read_phases(given: Any, longest: int, mask_prob: float) -> list[Phase]:
         mask_prob: of phases that state none.
     """
     try:
-        entries = yaml.safe_load(given) if isinstance(given, str) else given
-        entries = OmegaConf.to_container(entries) if OmegaConf.is_config(entries) else entries
-        if not isinstance(entries or [], list):
-            raise ValueError("the phases must be a list")
-        phases = [_read_phase(entry, mask_prob) for entry in entries or []]
+        entries = yaml.safe_load(content) if isinstance(content, str) else content
+        phases = OmegaConf.to_object(read_section("task", _Section, {"phases": entries or []})).phases
+        for phase in phases:
+            check_ranges(phase, Phase)
         if phases and not math.isclose(sum(phase.share for phase in phases), 1, abs_tol=1e-3):
-            raise ValueError(f"the shares add up to {sum(phase.share for phase in phases):g}: they must add up to 1")
+            raise ValueError("the shares must add up to 1")
         if phases and (phases[-1].length, max(phase.length for phase in phases)) != (longest, longest):
             raise ValueError(
                 f"the last phase must be the longest, and have the tokens_per_sample of the run, {longest}"
             )
-    except (ValueError, TypeError, yaml.YAMLError) as error:
+    except (UserError, ValueError, yaml.YAMLError, OmegaConfBaseException) as error:
         raise UserError(f"task.phases (--phases): {str(error).partition(chr(10))[0]}; an example: {EXAMPLE}") from error
-    return phases
-
-
-def _read_phase(entry: Any, mask_prob: float) -> Phase:
-    if not isinstance(entry, dict) or not {"length", "share"} <= entry.keys() <= set(Phase._fields):
-        raise ValueError(f"{entry} must have length and share, and may have batch_size and mask_prob")
-    phase = Phase(**{"batch_size": None, "mask_prob": mask_prob} | entry)
-    if type(phase.length) is not int or phase.length < 2:
-        raise ValueError(f"length {phase.length} must be a whole number, 2 or more")
-    if phase.batch_size is not None and (type(phase.batch_size) is not int or phase.batch_size < 1):
-        raise ValueError(f"batch_size {phase.batch_size} must be a whole number, 1 or more")
-    for name in ("share", "mask_prob"):
-        value = getattr(phase, name)
-        if type(value) not in (int, float) or not 0 < value <= 1 or (name, value) == ("mask_prob", 1):
-            limit = "below" if name == "mask_prob" else "at most"
-            raise ValueError(f"{name} {value} must be a number above 0 and {limit} 1")
-    return phase
+    return [dataclasses.replace(phase, mask_prob=phase.mask_prob or mask_prob) for phase in phases]
 
 
 def phase_at(phases: Sequence[Phase], position: float, end: float) -> int:

@@ -17,8 +17,8 @@ from omegaconf import II, OmegaConf
 from amos_fairseq.checkpoint_files import HEADS, HeadOutputs
 from amos_fairseq.criterions.pretraining import mean
 from amos_fairseq.data.block_iterator import similar_lengths
+from amos_fairseq.data.corpus import Vocabulary
 from amos_fairseq.data.seeding import EpochOrder, Purpose, keyed_generator
-from amos_fairseq.data.vocabulary import Vocabulary
 from amos_fairseq.downstream.model import FineTunedModel
 from amos_fairseq.errors import UserError
 from amos_fairseq.setting_checks import setting

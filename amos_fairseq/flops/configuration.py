@@ -17,7 +17,7 @@ from torch import nn
 
 from amos_fairseq.checkpoint_files import checkpoint_file
 from amos_fairseq.checkpoints.read import read_state
-from amos_fairseq.data.vocabulary import Vocabulary
+from amos_fairseq.data.corpus import Vocabulary
 from amos_fairseq.errors import UserError
 from amos_fairseq.flops.counting import DEVICE, CountedUpdate, TrainingFlops, build_update, count_matmuls
 from amos_fairseq.output.tables import Table

@@ -308,6 +308,7 @@ class ElectraModel(ReplacementModel, SingleMlmModel):
         return self.cfg.generator == "unigram" and not self.is_ready
 
     def set_token_counts(self, counts: Tensor) -> None:
+        """Set how often each token occurs in the training text: [tokens] int64, in the order of the dictionary."""
         self.token_noise.set_counts(counts)
         self.is_ready = True
 

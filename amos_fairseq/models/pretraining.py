@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 import torch
 from fairseq.models import BaseFairseqModel
-from fairseq.tasks.language_modeling import LanguageModelingTask
 from fairseq.tasks.masked_lm import MaskedLMTask
 from torch import Tensor, nn
 from torch.nn.functional import linear
@@ -34,8 +33,6 @@ from amos_fairseq.modules.heads import MlmHead, TokenPrediction
 from amos_fairseq.setting_checks import check_ranges
 
 logger = logging.getLogger(__name__)
-
-NO_NEXT_TOKEN = "this model does not predict the next token: score texts with amos score"
 
 
 class PretrainingBatch(NamedTuple):
@@ -119,7 +116,7 @@ class PretrainingModel(BaseFairseqModel, abc.ABC):
 
     # What fine-tuning takes from a checkpoint.
     pretrained_encoder: type[PretrainedEncoder] = PretrainedEncoder
-    # Whether set_token_counts() must be called before the first update.
+    # Whether set_token_counts(), which such a model has, must be called before the first update.
     awaits_token_counts: bool = False
     # What is built for fairseq's task masked_lm; None if it cannot train this objective.
     for_masked_lm: "type[PretrainingModel] | None" = None
@@ -152,8 +149,6 @@ class PretrainingModel(BaseFairseqModel, abc.ABC):
         """
         vocabulary = PaddedVocabulary.of(task.source_dictionary)
         try:
-            if isinstance(task, LanguageModelingTask):  # also that of fairseq-eval-lm
-                raise UserError(NO_NEXT_TOKEN)
             if isinstance(task, MaskedLMTask):
                 if cls.for_masked_lm is None:
                     raise UserError("--task masked_lm trains --arch mlm_*: give one, or --task text_pretraining")
@@ -210,10 +205,6 @@ class PretrainingModel(BaseFairseqModel, abc.ABC):
         generators = [getattr(self, name, None) for name in ("generator", "generators")]
         shared = {id(parameter) for parameter in parameters_of(generators)}
         return [parameter for parameter in parameters_of(modules) if id(parameter) not in shared]
-
-    def set_token_counts(self, counts: Tensor) -> None:
-        """Set how often each token occurs in the training text: [tokens] int64, in the order of the dictionary."""
-        raise TypeError(f"{type(self).__name__} does not use token counts")
 
     @property
     def size_warning(self) -> str:

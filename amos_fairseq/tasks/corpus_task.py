@@ -11,8 +11,8 @@ from fairseq.tasks import FairseqTask
 
 from amos_fairseq.compat.distribution import from_first_rank
 from amos_fairseq.data.block_iterator import BlockBatchIterator, blocks_per_batch, equal_batches, whole_updates
+from amos_fairseq.data.corpus import Vocabulary
 from amos_fairseq.data.seeding import Purpose, noise_seed
-from amos_fairseq.data.vocabulary import Vocabulary
 
 logger = logging.getLogger(__name__)
 

@@ -18,7 +18,15 @@ from omegaconf import II, MISSING, OmegaConf
 from amos_fairseq.checkpoints.read import load_generator
 from amos_fairseq.compat.distribution import sum_over_ranks
 from amos_fairseq.data.block_iterator import BlockBatchIterator, blocks_per_batch
-from amos_fairseq.data.corpus import corpus_directories, count_tokens, read_blocks, require_split, unigram_entropy
+from amos_fairseq.data.corpus import (
+    Vocabulary,
+    corpus_directories,
+    count_tokens,
+    read_blocks,
+    require_split,
+    shard_directories,
+    unigram_entropy,
+)
 from amos_fairseq.data.masked_blocks import (
     OF_OBJECTIVE,
     TREATMENTS,
@@ -28,9 +36,8 @@ from amos_fairseq.data.masked_blocks import (
 )
 from amos_fairseq.data.phases import Phase, PhasedBlocks, PhaseIterator, read_phases
 from amos_fairseq.data.seeding import Purpose, noise_seed
-from amos_fairseq.data.vocabulary import Vocabulary, shard_directories
 from amos_fairseq.errors import UserError
-from amos_fairseq.models.pretraining import NO_NEXT_TOKEN, GeneratorNetwork, PretrainingModel
+from amos_fairseq.models.pretraining import GeneratorNetwork, PretrainingModel
 from amos_fairseq.run.hooks import HookSettings
 from amos_fairseq.setting_checks import check_ranges, setting
 from amos_fairseq.tasks.corpus_task import CorpusTask, arch_name
@@ -118,26 +125,33 @@ class TextPretrainingTask(CorpusTask):
     @classmethod
     def setup_task(cls, cfg: TextPretrainingConfig, **kwargs: Any) -> "TextPretrainingTask":
         """Read the vocabulary, and check paths, dictionaries and settings."""
-        if OmegaConf.is_missing(cfg, "data"):
-            raise UserError("no corpus is given: give the directory that amos prepare wrote, as task.data=DIR")
         check_ranges(cfg, TextPretrainingConfig)
-        if cfg.mask_rare_tokens and cfg.objective == "electric":
-            raise UserError(
-                "--mask-rare-tokens has no meaning for the criterion electric, whose noise needs one probability for all "
-                "tokens: leave it out"
-            )
         phases = read_phases(cfg.phases, cfg.tokens_per_sample, cfg.mask_prob)
-        if phases and cfg.sample_break_mode != "none":
-            raise UserError(
-                f"task.phases (--phases) need full blocks: leave out --sample-break-mode {cfg.sample_break_mode}"
-            )
-        if cfg.objective == "electric" and {phase.mask_prob for phase in phases} - {cfg.mask_prob}:
-            raise UserError(
-                "task.phases (--phases): the noise of electric has one mask_prob: leave it out of the phases, and set "
-                "--mask-prob"
-            )
-        if cfg.whole_words and cfg.mask_rare_tokens:
-            raise UserError("--whole-words and --mask-rare-tokens choose what is masked in two ways: leave one out")
+        is_electric = cfg.objective == "electric"
+        for is_wrong, message in (
+            (
+                OmegaConf.is_missing(cfg, "data"),
+                "no corpus is given: give the directory of amos prepare as task.data=DIR",
+            ),
+            (
+                is_electric and cfg.mask_rare_tokens,
+                "--mask-rare-tokens has no meaning for the criterion electric, whose noise has one probability: leave it out",
+            ),
+            (
+                is_electric and {phase.mask_prob for phase in phases} - {cfg.mask_prob},
+                "task.phases (--phases): the noise of electric has one mask_prob: set --mask-prob alone",
+            ),
+            (
+                phases and cfg.sample_break_mode != "none",
+                f"task.phases (--phases) need full blocks: leave out --sample-break-mode {cfg.sample_break_mode}",
+            ),
+            (
+                cfg.whole_words and cfg.mask_rare_tokens,
+                "--whole-words and --mask-rare-tokens choose what is masked in two ways: leave one out",
+            ),
+        ):
+            if is_wrong:
+                raise UserError(message)
         shards = corpus_directories(shard_directories(cfg.data))
         cfg.data = os.pathsep.join(map(str, shards))  # fairseq counts them
         vocabulary = Vocabulary.of_corpus(shards, cfg.tokenizer_directory)
@@ -214,8 +228,6 @@ class TextPretrainingTask(CorpusTask):
             )
         )
         counts[self.special_ids] = 0
-        if not counts.any():
-            raise UserError(f"{paths[0]} holds no token that is not special: binarize a text that is not empty")
         return counts
 
     def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **kwargs: Any) -> None:
@@ -291,10 +303,6 @@ class TextPretrainingTask(CorpusTask):
         settings = self.iterator_settings(dataset, epoch, **settings)
         self.phase_iterator = PhaseIterator(dataset, self.phases, sizes, self.due_phase or int, start, **settings)
         return self.phase_iterator
-
-    def eval_lm_dataloader(self, *args: Any, **kwargs: Any) -> None:
-        """Refuse ``fairseq-eval-lm``, which alone calls this."""
-        raise UserError(NO_NEXT_TOKEN)
 
     def before_step(self, sample: dict[str, Any], criterion: Any, update_num: int) -> dict[str, Any]:
         if self.phase_iterator is not None:

@@ -31,7 +31,6 @@ from amos_fairseq.files import (
     file_sha256,
     joined_sha256,
     json_text,
-    sample_sha256,
     take_lock,
     whole_folder,
     write_text,
@@ -306,10 +305,9 @@ def _with_shares(counts: dict[str, Any]) -> dict[str, Any]:
 
 
 def file_hashes(directory: Path) -> dict[str, dict[str, str]]:
-    """Return the hashes of whole files, for ``amos verify``, and of samples, which every training compares."""
+    """Return the hashes of the files, for ``amos verify``."""
     paths = [path for path in sorted(directory.iterdir()) if path.suffix in (".bin", ".idx")]
-    hashes = {"sha256": file_sha256, "sample_sha256": sample_sha256}
-    return {name: {path.name: compute(path) for path in paths} for name, compute in hashes.items()}
+    return {"sha256": {path.name: file_sha256(path) for path in paths}}
 
 
 def _publish(corpus: Path, out: Path) -> None:

@@ -17,7 +17,7 @@ from hugging_face_peers import FineTuningLoop
 from omegaconf import DictConfig, OmegaConf
 from training_step import Batch, Setup, UnsavedTrainer
 
-from amos_fairseq.data.vocabulary import Vocabulary
+from amos_fairseq.data.corpus import Vocabulary
 from amos_fairseq.downstream.labeled_task import LabeledSequences
 from amos_fairseq.downstream.texts.task import TextClassificationTask
 from amos_fairseq.errors import UserError

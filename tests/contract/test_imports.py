@@ -48,7 +48,7 @@ def test_the_sources_are_read() -> None:
     """Imports of four kinds: at the top, in a function, by name, of a module from its package."""
     found = graph()
     assert "amos_fairseq.modules.encoder" in found["amos_fairseq.models.amos"]
-    assert "amos_fairseq.data.corpus" in found["amos_fairseq.data.vocabulary"]
+    assert "amos_fairseq.data.corpus" in found["amos_fairseq.tasks.corpus_task"]
     assert "amos_fairseq.functional.cuda.output_layer" in found["amos_fairseq.functional.output_layer"]
     assert "amos_fairseq.hugging_face.custom_code" in found["amos_fairseq.hugging_face.export"]
 

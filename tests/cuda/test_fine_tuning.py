@@ -18,7 +18,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from training_step import UnsavedTrainer, set_up
 
 import amos_fairseq
-from amos_fairseq.data.vocabulary import Vocabulary
+from amos_fairseq.data.corpus import Vocabulary
 from amos_fairseq.downstream.multi_task.task import MultiTask, MultiTaskConfig, MultiTaskCriterion, TextTask
 from amos_fairseq.downstream.spans.task import SquadConfig, SquadCriterion, SquadTask
 from amos_fairseq.downstream.texts.scores import SCORES

@@ -1,18 +1,30 @@
-"""Blocks of a memory-mapped corpus against fairseq's blocks; counts of its tokens against a naive count."""
+"""Blocks of a memory-mapped corpus against fairseq's; counts against naive ones; damage; the vocabulary beside checkpoints."""
 
+import errno
+import hashlib
+import json
 import pickle
+import shutil
+import struct
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+from failures import error_line
 from fairseq.data import Dictionary, TokenBlockDataset, indexed_dataset
+from saved_models import small_tokenizer
 from small_models import small_electra
 from synthetic_corpus import make_task, write_corpus, write_split
 
+from amos_fairseq.cli.main import main
 from amos_fairseq.data import corpus as corpus_module
-from amos_fairseq.data.corpus import MappedBlocks, read_blocks
+from amos_fairseq.data.corpus import MappedBlocks, check_prepared, read_blocks, verify_files
 from amos_fairseq.errors import UserError
+from amos_fairseq.files import directory_sha256
+from amos_fairseq.text.prepare import file_hashes
 
 
 @pytest.mark.parametrize("break_mode", ["none", "complete", "complete_doc"])
@@ -78,31 +90,21 @@ def test_rare_tokens_have_larger_weights_in_training_alone(tmp_path: Path) -> No
     assert uniform.dataset("train").mask_weights is None
 
 
-@pytest.mark.parametrize("is_mapped", [True, False])
-def test_counts_of_ranks_add_up(is_mapped: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The counts of three ranks add up to those of one; other data sets are read line by line."""
+def test_counts_of_ranks_add_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(corpus_module, "TOKENS_AT_ONCE", 7)
-    monkeypatch.setattr(corpus_module, "LINES_AT_ONCE", 7)
     generator = torch.Generator().manual_seed(0)
-    text = [torch.randint(4, 40, (length,), generator=generator) for length in range(1, 61)]
-    expected = Counter(torch.cat(text).tolist())
-    if is_mapped:
-        builder = indexed_dataset.make_builder(str(tmp_path / "text.bin"), "mmap", vocab_size=40)
-        for line in text:
-            builder.add_item(line)
-        builder.finalize(str(tmp_path / "text.idx"))
-        text = indexed_dataset.make_dataset(str(tmp_path / "text"), "mmap")
+    lines = [torch.randint(4, 40, (length,), generator=generator) for length in range(1, 61)]
+    expected = Counter(torch.cat(lines).tolist())
+    builder = indexed_dataset.make_builder(str(tmp_path / "text.bin"), "mmap", vocab_size=40)
+    for line in lines:
+        builder.add_item(line)
+    builder.finalize(str(tmp_path / "text.idx"))
+    text = indexed_dataset.make_dataset(str(tmp_path / "text"), "mmap")
     whole = corpus_module.count_tokens([text], 40).tolist()
     assert whole == [expected[token] for token in range(40)]
     parts = [corpus_module.count_tokens([text], 40, rank, num_ranks=3) for rank in range(3)]
     assert sum(parts).tolist() == whole
     assert all(part.any() for part in parts)
-
-
-def test_a_text_of_special_tokens_alone_is_refused(tmp_path: Path) -> None:
-    corpus = write_corpus(tmp_path / "corpus", num_lines=0)
-    with pytest.raises(UserError, match="holds no token"):
-        make_task(corpus).count_training_tokens()
 
 
 def test_task_counts_for_a_unigram_model_before_its_first_update(tmp_path: Path, monkeypatch) -> None:
@@ -123,3 +125,214 @@ def test_task_counts_for_a_unigram_model_before_its_first_update(tmp_path: Path,
     counts = models[0].token_noise.counts
     assert counts[:35].tolist() == [naive_counts(corpus)[token] if 4 <= token < 34 else 0 for token in range(35)]
     assert counts[35:].eq(0).all()
+
+
+@pytest.fixture
+def prepared(tmp_path: Path) -> Path:
+    """One shard with the part of ``corpus.json`` that is read again."""
+    directory = write_corpus(tmp_path / "corpus", tokenizer=False)
+    tokenizer = small_tokenizer()
+    tokenizer.save(directory / "tokenizer")
+    shutil.copy(directory / "tokenizer" / "dict.txt", directory)
+    shard = {"directory": ".", **file_hashes(directory)}
+    manifest = {"tokenizer": {"sha256": tokenizer.sha256}, "shards": [shard]}
+    (directory / "corpus.json").write_text(json.dumps(manifest))
+    return directory
+
+
+def change(path: Path, offset: int, new: bytes) -> None:
+    content = bytearray(path.read_bytes())
+    content[offset : offset + len(new)] = new
+    path.write_bytes(content)
+
+
+def cut(path: Path, by: int = 1) -> None:
+    path.write_bytes(path.read_bytes()[:-by])
+
+
+# What happens to DIR/train.bin or .idx.
+DAMAGE: dict[str, Callable[[Path], object]] = {
+    "text cut": lambda d: cut(d / "train.bin", 100),
+    "text empty": lambda d: (d / "train.bin").write_bytes(b""),
+    "text longer": lambda d: (d / "train.bin").open("ab").write(b"xx"),
+    "index cut": lambda d: cut(d / "train.idx"),
+    "index missing": lambda d: (d / "train.idx").unlink(),
+    "index of three bytes": lambda d: (d / "train.idx").write_bytes(b"MMI"),
+    "another magic": lambda d: change(d / "train.idx", 0, b"X"),
+    "another version": lambda d: change(d / "train.idx", 9, b"\7"),
+    "another dtype": lambda d: change(d / "train.idx", 17, b"\4"),
+    "no dtype": lambda d: change(d / "train.idx", 17, b"\x63"),
+    "more lines": lambda d: change(d / "train.idx", 18, struct.pack("<Q", 2**62)),
+    "no lines": lambda d: write_split(d, "train", 0, seed=7),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_damage_is_noticed_before_training(prepared: Path, name: str) -> None:
+    make_task(prepared).load_dataset("train")
+    DAMAGE[name](prepared)
+    with pytest.raises(UserError, match=r"train\.bin or .*train\.idx is missing, empty or damaged: give a directory"):
+        make_task(prepared).load_dataset("train")
+
+
+def test_a_cut_tokenizer_is_noticed_before_training(prepared: Path) -> None:
+    (prepared / "tokenizer" / "notes.txt").write_text("mine")  # no part of the tokenizer
+    make_task(prepared)
+    files = [path for path in (prepared / "tokenizer").iterdir() if path.name not in ("dict.txt", "notes.txt")]
+    cut(max(files, key=lambda path: path.stat().st_size), 200)
+    with pytest.raises(UserError, match=r"tokenizer\.json is not a usable tokenizer\.json"):
+        make_task(prepared)
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"shards": 3, "tokenizer": {"sha256": ""}}', "\0"])
+def test_a_damaged_manifest_is_one_line(prepared: Path, content: str) -> None:
+    (prepared / "corpus.json").write_text(content)
+    with pytest.raises(UserError, match=r"corpus\.json is not readable as the record of a corpus"):
+        make_task(prepared)
+
+
+def test_verify_reads_everything(prepared: Path, capsys: pytest.CaptureFixture) -> None:
+    """A byte that training does not compare."""
+    assert main(["verify", str(prepared)]) == 0
+    size = sum(path.stat().st_size for path in prepared.glob("*.[bi]*"))
+    assert f"the {size:,} bytes in 1 shard and the tokenizer are as amos prepare wrote them" in capsys.readouterr().out
+    change(prepared / "valid.bin", 4, b"\x09")
+    make_task(prepared).load_dataset("valid")
+    with pytest.raises(SystemExit):
+        main(["verify", str(prepared)])
+    assert "valid.bin is missing, or not the file that amos prepare wrote" in capsys.readouterr().err
+    (prepared / "corpus.json").unlink()
+    with pytest.raises(UserError, match=r"has no corpus\.json: only a corpus of amos prepare can be verified"):
+        verify_files([prepared])
+    shutil.rmtree(prepared / "tokenizer")
+    line = error_line(capsys, main, "verify", prepared)
+    assert f"{prepared}: the corpus has no folder tokenizer: copy that folder again" in line
+
+
+def test_prepared_files_are_all_there(tmp_path: Path) -> None:
+    """A missing second text would turn a task on pairs into one on first texts; another split is not needed."""
+    names = ("input0/train.bin", "input1/train.bin", "input1/valid.bin", "dict.txt")
+    for name in names:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"0")
+    (tmp_path / "task.json").write_text(json.dumps({"sha256": dict.fromkeys(names, "")}))
+    (tmp_path / "input1/valid.bin").unlink()
+    check_prepared(tmp_path, "task.json", "train")
+    (tmp_path / "input1/train.bin").unlink()
+    with pytest.raises(UserError, match=r"input1/train\.bin is missing"):
+        check_prepared(tmp_path, "task.json", "train")
+
+
+READY = SimpleNamespace(awaits_token_counts=False, check_ready=lambda: None)
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_corpus(tmp_path_factory.mktemp("data") / "corpus")
+
+
+def test_dictionaries_that_differ_are_refused(corpus: Path, tmp_path: Path) -> None:
+    other = shutil.copytree(corpus, tmp_path / "other")
+    with (other / "dict.txt").open("a") as file:
+        file.write("more 1\n")
+    with pytest.raises(UserError, match=r"other/dict.txt is missing, or not the dictionary of .*corpus: give"):
+        make_task(f"{corpus}:{other}")
+    with pytest.raises(UserError, match=r"tokenizer/dict.txt is missing, or not the dictionary of .*other: give"):
+        make_task(other)
+    (other / "dict.txt").write_text("no counts here\n")
+    shutil.rmtree(other / "tokenizer")
+    with pytest.raises(UserError, match=r"other/dict.txt is not a fairseq dictionary"):
+        make_task(other)
+
+
+def test_vocabulary_is_copied_beside_the_checkpoints(corpus: Path, tmp_path: Path) -> None:
+    task = make_task(corpus, save_dir=str(tmp_path / "run"))
+    task.begin_epoch(1, READY)
+    copy = tmp_path / "run" / "tokenizer"
+    assert sorted(path.name for path in copy.iterdir()) == ["dict.txt", "tokenizer.json", "tokenizer.settings.json"]
+    assert (copy / "dict.txt").read_bytes() == (corpus / "dict.txt").read_bytes()
+    assert list((tmp_path / "run").iterdir()) == [copy]
+    written = (copy / "dict.txt").stat().st_mtime_ns
+    task.begin_epoch(2, READY)
+    assert (copy / "dict.txt").stat().st_mtime_ns == written
+    state = task.state_dict()
+    assert state["dictionary_sha256"] == hashlib.sha256((corpus / "dict.txt").read_bytes()).hexdigest()
+    assert state["tokenizer_sha256"] == directory_sha256(corpus / "tokenizer") == directory_sha256(copy)
+    assert make_task(copy).state_dict()["dictionary_sha256"] == state["dictionary_sha256"]
+
+
+def test_directory_hash_depends_on_names_and_contents(tmp_path: Path) -> None:
+    def digest(files: dict[str, str]) -> str:
+        directory = tmp_path / "hashed"
+        shutil.rmtree(directory, ignore_errors=True)
+        directory.mkdir()
+        for name, text in files.items():
+            (directory / name).write_text(text)
+        return directory_sha256(directory)
+
+    same = {"a": "xy", "b": "z"}
+    assert digest(same) == digest({"b": "z", "a": "xy", ".hidden": "left out"})
+    others = [{"a": "x", "b": "yz"}, {"a": "z", "b": "xy"}, {"ab": "xyz"}, {"a": "xy", "c": "z"}, {"a": "xy"}]
+    assert len({digest(files) for files in [same, *others]}) == 6
+
+
+@pytest.fixture
+def as_rank(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """``as_rank(r)``: make this process rank r of two; rank 1 receives the broadcasts of rank 0."""
+    sent = []
+
+    def broadcast(objects: list, src: int) -> None:
+        if torch.distributed.get_rank() == src:
+            sent.append(objects[0])
+        else:
+            objects[0] = sent.pop(0)
+
+    def become(rank: int) -> None:
+        monkeypatch.setattr(torch.distributed, "get_rank", lambda: rank)
+
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    monkeypatch.setattr(torch.distributed, "broadcast_object_list", broadcast)
+    return become
+
+
+def test_save_dir_of_another_vocabulary_is_refused_by_every_rank(corpus, tmp_path, as_rank) -> None:
+    other = write_corpus(tmp_path / "other", tokenizer=False)
+    with (other / "dict.txt").open("a") as file:
+        file.write("more 1\n")
+    make_task(other, save_dir=str(tmp_path / "run")).vocabulary.copy_into(str(tmp_path / "run"))
+    task = make_task(corpus, save_dir=str(tmp_path / "run"))
+    as_rank(0)
+    with pytest.raises(UserError, match=r"run/tokenizer is damaged, or belongs to a run with another vocabulary"):
+        task.begin_epoch(1, READY)
+    as_rank(1)
+    with pytest.raises(SystemExit) as ended:
+        task.begin_epoch(1, READY)
+    assert ended.value.code == 1
+
+
+def test_a_full_disk_ends_every_rank_and_leaves_nothing(corpus, tmp_path, as_rank, monkeypatch) -> None:
+    def write_half(source: Path, target: Path) -> None:
+        target.write_bytes(source.read_bytes()[:7])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(shutil, "copyfile", write_half)
+    task = make_task(corpus, save_dir=str(tmp_path / "run"))
+    as_rank(0)
+    with pytest.raises(UserError, match=r"run/tokenizer cannot be written \(No space left on device\): make room"):
+        task.begin_epoch(1, READY)
+    assert list((tmp_path / "run").iterdir()) == []
+    as_rank(1)
+    with pytest.raises(SystemExit):
+        task.begin_epoch(1, READY)
+
+
+def test_checkpoint_of_another_vocabulary_is_refused(corpus: Path, tmp_path: Path) -> None:
+    task = make_task(corpus)
+    task.load_state_dict(make_task(corpus).state_dict())
+    task.load_state_dict({})  # a checkpoint of stock fairseq
+    with pytest.raises(UserError, match=r"trained with another dictionary than .*dict.txt"):
+        task.load_state_dict({**task.state_dict(), "dictionary_sha256": "0" * 64})
+    with pytest.raises(UserError, match=r"trained with another tokenizer"):
+        task.load_state_dict({**task.state_dict(), "tokenizer_sha256": "0" * 64})
+    assert task.state_dict() == make_task(corpus).state_dict()

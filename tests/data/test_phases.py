@@ -135,7 +135,7 @@ def test_positions_that_do_not_fit_and_phases_without_an_update_are_refused() ->
     for change, message in (
         ({"phase_length": 16}, "run with other task.phases (--phases): add --reset-dataloader"),
         ({"phase": 4}, "run with other task.phases"),
-        ({"blocks_in_corpus": 7}, "corpus of 7 blocks"),
+        ({"blocks_in_corpus": 7}, "a run on 7 blocks"),
     ):
         with pytest.raises(UserError, match=re.escape(message)):
             Reader(3, state | change)
@@ -170,25 +170,22 @@ def test_spellings() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("content", "message"),
     [
-        ("[8, 32]", "8 must have length and share"),
-        ("[{length: 32, share: 1, lr: 1}]", "{'length': 32, 'share': 1, 'lr': 1} must have length and share"),
-        ("[{length: 32, share: 0.9}]", "the shares add up to 0.9: they must add up to 1"),
-        ("[{length: 16, share: 1}]", "the last phase must be the longest, and have the tokens_per_sample of the run"),
+        ("[8, 32]", "task.phases[0]: Invalid type assigned"),
+        ("[{length: 32, share: 1, lr: 1}]", "task.lr: Key 'lr' not in 'Phase'"),
+        ("[{length: 32}]", "Structured config of type `Phase` has missing mandatory value: share"),
+        ("[{length: 32, share: 0.9}]", "the shares must add up to 1"),
         ("[{length: 64, share: 0.5}, {length: 32, share: 0.5}]", "the last phase must be the longest"),
-        ("8", "the phases must be a list"),
-        ("{length: 32, share: 1}", "the phases must be a list"),
-        ("[{length: 32, share: 1/3}]", "share 1/3 must be a number above 0"),
-        ("[{length: 8.5, share: 1}]", "length 8.5 must be a whole number, 2 or more"),
-        ("[{length: 32, share: 0}]", "share 0 must be a number above 0 and at most 1"),
-        ("[{length: 32, share: 1, mask_prob: 1}]", "mask_prob 1 must be a number above 0 and below 1"),
-        ("[{length: 32, share: 1, mask_prob: .nan}]", "mask_prob nan must be a number above 0 and below 1"),
-        ("[{length: 32, share: 1, batch_size: 0}]", "batch_size 0 must be a whole number, 1 or more"),
+        ("8", "task.phases: Invalid value assigned"),
+        ("[{length: 8.5, share: 1}]", "task.length: Value '8.5' of type 'float' could not be converted to Integer"),
+        ("[{length: 32, share: 0}]", "--share 0.0 must be above 0 and at most 1"),
+        ("[{length: 32, share: 1, mask_prob: .nan}]", "--mask-prob nan must be a finite number"),
+        ("[{length: 32, share: 1, batch_size: 0}]", "--batch-size 0 must be 1 or more"),
         ("[{length", "while parsing a flow mapping"),
     ],
 )
-def test_refusals(given: str, message: str) -> None:
+def test_refusals(content: str, message: str) -> None:
     with pytest.raises(UserError, match=re.escape(f"task.phases (--phases): {message}")) as refused:
-        read_phases(given, 32, 0.15)
+        read_phases(content, 32, 0.15)
     assert "\n" not in str(refused.value)

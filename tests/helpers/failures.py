@@ -1,10 +1,9 @@
-"""How commands fail: a full disk, a changed file, and the one line of an error."""
+"""How commands fail: a full disk, and the one line of an error."""
 
 import resource
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,13 +18,6 @@ def full_disk(limit: int) -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-
-
-def harm_last_byte(path: Path) -> None:
-    """Change a file and keep its size."""
-    content = bytearray(path.read_bytes())
-    content[-1] ^= 1
-    path.write_bytes(content)
 
 
 def error_line(

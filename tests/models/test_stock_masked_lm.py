@@ -4,7 +4,6 @@ import pytest
 import torch
 from fairseq.criterions.masked_lm import MaskedLmLoss
 from fairseq.dataclass.configs import FairseqConfig
-from fairseq.tasks.language_modeling import LanguageModelingTask
 from fairseq.tasks.masked_lm import MaskedLMConfig, MaskedLMTask
 from omegaconf import OmegaConf
 from small_models import ENCODER_SETTINGS, small_batch, small_dictionary, small_mlm
@@ -14,7 +13,6 @@ from amos_fairseq.models.configuration import EncoderConfig
 from amos_fairseq.models.electra import ElectraConfig, ElectraModel
 from amos_fairseq.models.mlm import MlmModel
 from amos_fairseq.models.pretraining import PretrainingBatch
-from amos_fairseq.tasks.text_pretraining import TextPretrainingTask
 
 
 def stock_task() -> MaskedLMTask:
@@ -50,11 +48,3 @@ def test_the_loss_of_fairseq_is_that_of_the_objective() -> None:
 def test_other_objectives_are_refused() -> None:
     with pytest.raises(UserError, match="--task masked_lm trains --arch mlm_"):
         ElectraModel.build_model(ElectraConfig(), stock_task())
-
-
-def test_the_next_token_is_not_predicted() -> None:
-    """With the task of ``fairseq-eval-lm``, and with that of the checkpoint."""
-    with pytest.raises(UserError, match=r"score texts with amos score$"):
-        MlmModel.build_model(EncoderConfig(**ENCODER_SETTINGS), LanguageModelingTask(None, small_dictionary()))
-    with pytest.raises(UserError, match=r"score texts with amos score$"):
-        TextPretrainingTask.eval_lm_dataloader(None, dataset=[], max_tokens=36000)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from amos_fairseq.checkpoint_files import HeadOutputs
 from amos_fairseq.criterions.pretraining import mean
-from amos_fairseq.data.vocabulary import Vocabulary
+from amos_fairseq.data.corpus import Vocabulary
 from amos_fairseq.downstream.labeled_task import AVERAGE, LabeledCriterion, log_means, prepared_directories
 from amos_fairseq.downstream.mixed_tasks import SAMPLING_EXPONENT, MixedTasks
 from amos_fairseq.downstream.model import TextModel

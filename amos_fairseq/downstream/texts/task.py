@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, mse_loss
 
 from amos_fairseq.checkpoint_files import HeadOutputs
-from amos_fairseq.data.vocabulary import Vocabulary
+from amos_fairseq.data.corpus import Vocabulary
 from amos_fairseq.downstream.labeled_task import (
     LabeledCriterion,
     LabeledTask,

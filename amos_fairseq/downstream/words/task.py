@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from amos_fairseq.checkpoint_files import HeadOutputs
-from amos_fairseq.data.vocabulary import Vocabulary
+from amos_fairseq.data.corpus import Vocabulary
 from amos_fairseq.downstream.labeled_task import (
     AVERAGE,
     LabeledCriterion,

@@ -1,7 +1,6 @@
 """Cross-view training: labeled sentences with unlabeled ones beside them, and the loss (thesis, section 4.1)."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,8 +13,6 @@ from amos_fairseq.criterions.pretraining import mean
 from amos_fairseq.data.seeding import Purpose, keyed_generator
 from amos_fairseq.downstream.words.dataset import MixedSentences, TaggedSentences, WordSequences
 from amos_fairseq.downstream.words.model import WordOutput
-from amos_fairseq.experiments.records import content_sha256
-from amos_fairseq.files import sample_sha256
 
 KL, UNLABELED_WORDS, CONFIDENT_WORDS, LABELED_LOSS = "_kl_", "_unlabeled_words", "_confident_words", "_labeled_loss"
 
@@ -29,7 +26,6 @@ class WithUnlabeled(FairseqDataset):
 
     Attributes:
         weight: the expected number of labeled words for an unlabeled one.
-        fingerprint: of the unlabeled sentences, which a resumed run compares.
     """
 
     def __init__(
@@ -41,7 +37,6 @@ class WithUnlabeled(FairseqDataset):
         means = [sentences.words_per_sentence for sentences in unlabeled]
         words_per_sentence = np.average(means, weights=list(map(len, unlabeled)))
         self.weight = float(labeled.words_per_sentence / words_per_sentence)
-        self.fingerprint = content_sha256([sample_sha256(Path(f"{each.source}.tokens.bin")) for each in unlabeled])
         self.begin_epoch(np.arange(len(labeled)), 0, by_length=False)
 
     def __len__(self) -> int:

@@ -2,19 +2,17 @@
 
 import gzip
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
-from failures import error_line, harm_last_byte
+from failures import error_line
 from fairseq.data.indexed_dataset import MMapIndexedDataset
 from preparing import prepare
 from synthetic_tagging import NAMES_OF_COLUMNS, make_sentences, prepare_tagging, write_columns, write_conllu
 
-from amos_fairseq.downstream.words.dataset import Column, TaggedSentences
+from amos_fairseq.downstream.words.dataset import Column
 from amos_fairseq.downstream.words.prepare import WordSource, prepare_tagging_inside
-from amos_fairseq.errors import UserError
 from amos_fairseq.inputs.schemes import encode_spans, marks_ends
 from amos_fairseq.text.tokenization import load_tokenizer
 
@@ -58,17 +56,6 @@ def test_every_word_has_its_label_and_its_pieces(data):
     num_words = sum(map(len, words))
     assert manifest["splits"]["train"]["words"] == manifest["splits"]["valid"]["words"] == num_words
     assert manifest["splits"]["train"]["unknown"] == 0
-
-
-def test_a_changed_file_is_refused_at_opening(data, tmp_path):
-    """The other split is read as before."""
-    copy = tmp_path / "data"
-    shutil.copytree(data, copy)
-    assert len(TaggedSentences(copy, "valid", 3, 64))
-    harm_last_byte(copy / "valid.label.bin")
-    with pytest.raises(UserError, match=r"valid\.label\.bin is missing, or not the file that amos prepare wrote"):
-        TaggedSentences(copy, "valid", 3, 64)
-    assert len(TaggedSentences(copy, "train", 3, 64))
 
 
 def test_conllu_and_other_columns(data, tmp_path):

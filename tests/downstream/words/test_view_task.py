@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from fine_tuning_tasks import build_amos, set_up
-from synthetic_tagging import make_sentences, prepare_tagging
+from synthetic_tagging import prepare_tagging
 
 from amos_fairseq.downstream.words.task import SequenceTaggingCriterion, SequenceTaggingTask
 from amos_fairseq.errors import UserError
@@ -81,21 +81,6 @@ def test_each_unlabeled_sentence_is_read_once_before_one_is_read_again(ner):
     assert [one + other for one, other in zip(alone[::2], alone[1::2], strict=True)] == joined
     assert read == Counter({sentence: 4 * count for sentence, count in every.items()})
     assert [unlabeled_of(batch) for batch in batches_after_a_stop(task, 2, 4)] == epochs[1][1:]
-
-
-def test_a_resume_with_other_unlabeled_sentences_is_refused(ner, tmp_path):
-    """As many as before, in the middle of an epoch and at its end; a checkpoint without the fingerprint is continued."""
-    lines = [" ".join(word for word, _, _ in rows) for rows in make_sentences(30, seed=2)]
-    (tmp_path / "others.txt").write_text("\n".join(lines), encoding="utf-8")
-    other = prepare_tagging(tmp_path / "other", "--labeled", "10", "--unlabeled", str(tmp_path / "others.txt"))
-    iterators = [epoch_iterator(make_task(data, views="full"), 1, 4) for data in (ner, other)]
-    states = [iterators[0].state_dict() for _ in iterators[0].next_epoch_itr()]
-    assert [state["iterations_in_epoch"] for state in states] == [1, 2, 0]
-    for state in states:
-        with pytest.raises(UserError, match="other unlabeled sentences: give the same data, or add --reset-dataload"):
-            iterators[1].load_state_dict(state)
-        del state["data_fingerprint"]
-    iterators[1].load_state_dict(states[0])
 
 
 def test_batches_of_similar_lengths_have_unlabeled_sentences_of_similar_lengths(ner):

@@ -3,16 +3,14 @@
 import hashlib
 import json
 import lzma
-import shutil
 from pathlib import Path
 
 import pytest
-from failures import error_line, harm_last_byte
+from failures import error_line
 from fairseq.tasks.sentence_prediction import SentencePredictionConfig, SentencePredictionTask
 from preparing import prepare
 from synthetic_glue import CLASSES, EXPECTED, decoded_texts, write_raw_glue
 
-from amos_fairseq.downstream.texts.command import read_text_data
 from amos_fairseq.downstream.texts.glue.prepare import read_split
 from amos_fairseq.downstream.texts.glue.tasks import TASKS, find_files, parse_tasks
 from amos_fairseq.errors import UserError
@@ -163,15 +161,6 @@ def test_training_rows_are_limited(glue_tokenizer, tmp_path):
     assert (record["settings"], len(chosen[0])) == ({"max_train_rows": 50, "seed": 2}, 50)
     assert chosen[0] != chosen[1]
     assert [record["splits"][split]["source_rows"] for split in ("train", "valid")] == [200, 1]
-
-
-@pytest.mark.parametrize("name", ["input0/valid.bin", "label/dict.txt"])
-def test_a_changed_file_is_refused_at_opening(prepared_glue, tmp_path, name):
-    shutil.copytree(prepared_glue / "RTE", tmp_path / "RTE")
-    assert read_text_data(tmp_path / "RTE").labels("valid").tolist()
-    harm_last_byte(tmp_path / "RTE" / name)
-    with pytest.raises(UserError, match=rf"{name} is missing, or not the file that amos prepare wrote: copy"):
-        read_text_data(tmp_path / "RTE")
 
 
 def refused(capsys, *arguments: object) -> str:
