@@ -32,7 +32,7 @@ from fairseq.file_io import PathManager
 
 from amos_fairseq.checkpoint_files import DamagedCheckpoint, num_updates_of, read_header
 from amos_fairseq.errors import UserError
-from amos_fairseq.files import NO_ROOM, os_error_behind, whole_file
+from amos_fairseq.files import explain_write_errors, whole_file
 
 logger = logging.getLogger(__name__)
 
@@ -54,19 +54,10 @@ def broadcast_without_config(broadcast_object: Callable[..., Any], obj: Any, *ar
 
 def write_atomically(path: str, write: Callable[[BinaryIO], None]) -> None:
     """Call ``write`` with a temporary file that then replaces ``path``; on a full disk ``path`` is unchanged."""
-    try:
-        with whole_file(path) as unfinished, open(unfinished, "wb") as file:
-            write(file)
-            file.flush()
-    except Exception as error:
-        cause = os_error_behind(error)
-        if cause is None:
-            raise
-        help_ = "make room" if cause.errno in NO_ROOM else "permit writing"
-        raise UserError(
-            f"{path} cannot be written ({cause.strerror}); older checkpoints are complete: {help_} or give another "
-            "--save-dir, then start the same command again"
-        ) from error
+    hint = "older checkpoints are complete; make room, permit writing or give another --save-dir, then start it again"
+    with explain_write_errors(path, hint), whole_file(path) as unfinished, open(unfinished, "wb") as file:
+        write(file)
+        file.flush()
 
 
 def save_atomically(

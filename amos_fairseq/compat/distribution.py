@@ -16,7 +16,6 @@ import logging
 import os
 import re
 import socket
-import time
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
@@ -48,36 +47,13 @@ CONNECTION_LOST = re.compile(
 GRADIENT_NORM_TOLERANCE = 1e-6
 
 
-def name_lost_ranks(error: RuntimeError) -> None:
-    """Raise :class:`UserError` with the ranks that have ended, if ``error`` says that the connection to one is lost."""
-    if not CONNECTION_LOST.search(str(error)) or not torch.distributed.is_initialized():
-        return
-    lost = find_lost_ranks()
-    subject = f"rank {lost[0]} has" if len(lost) == 1 else f"ranks {', '.join(map(str, lost))} have"
-    raise UserError(
-        f"{subject} ended or cannot be reached: see the last lines of output there (without any, the process was "
-        "killed, often because memory was full); start the same command again to continue from the last checkpoint"
-    ) from error
-
-
-def find_lost_ranks() -> list[int]:
-    """Return the ranks that have ended. To be called on each rank on which a collective operation has failed.
-
-    Each such rank reports to the store; the lost ones have not done so after ten seconds. Without torchrun the store is in the
-    first rank: where it cannot be reached, that rank is lost.
-    """
-    rank, ranks = torch.distributed.get_rank(), range(torch.distributed.get_world_size())
-    store = torch.distributed.distributed_c10d._get_default_store()
-    end, silent = time.monotonic() + 10.0, [0]
-    try:
-        store.set(f"amos_fairseq/failed/{rank}", "")
-        while True:
-            silent = [other for other in ranks if not store.check([f"amos_fairseq/failed/{other}"])]
-            if not silent or time.monotonic() > end:
-                return silent or [other for other in ranks if other != rank]
-            time.sleep(0.1)
-    except RuntimeError:  # the store has ended, perhaps only after all ranks have reported to it
-        return silent or [0]
+def explain_lost_connection(error: RuntimeError) -> None:
+    """Raise :class:`UserError` if ``error`` says that the connection to another rank is lost."""
+    if CONNECTION_LOST.search(str(error)) and torch.distributed.is_initialized():
+        raise UserError(
+            "another rank has ended or cannot be reached: see its last lines of output (without any, the process was "
+            "killed, often because memory was full); start the same command again to continue from the last checkpoint"
+        ) from error
 
 
 def visible_gpus(cfg: Any) -> int:
@@ -88,47 +64,25 @@ def visible_gpus(cfg: Any) -> int:
 def arrange_ranks(cfg: Any, environment: Mapping[str, str] = os.environ, num_gpus: int | None = None) -> None:
     """Complete ``cfg.distributed_training`` before fairseq's ``call_main`` uses it.
 
+    Args:
+        environment: of the process; torchrun sets :data:`TORCHRUN_VARIABLES` there.
+        num_gpus: that this process may use; None: those of the machine.
+
     A launch is refused if it would train no model, or several that overwrite one another.
     """
     leave_out_current_folder()  # of the ranks that fairseq starts, one for each GPU
     if num_gpus is None:
         num_gpus = visible_gpus(cfg)
-    training, world_size = cfg.distributed_training, cfg.distributed_training.distributed_world_size
-    nothing_starts = (
-        f"--distributed-world-size is {world_size}, but fairseq starts processes on GPUs only and would train nothing: "
-        f"start it with 'torchrun --nproc-per-node {world_size} -m fairseq_cli.train ...'"
-    )
+    training = cfg.distributed_training
     if num_gpus == 0:
         training.distributed_backend = "gloo"
-    if training.distributed_init_method is not None:
-        if num_gpus == 0 and world_size > 1 and not training.distributed_no_spawn:
-            raise UserError(f"{nothing_starts}, or add --distributed-no-spawn to each rank")
-    elif all(variable in environment for variable in TORCHRUN_VARIABLES):
+    is_arranged = training.distributed_init_method is not None
+    if not is_arranged and all(variable in environment for variable in TORCHRUN_VARIABLES):
         _join_torchrun(training, environment, num_gpus)
-    elif int(environment.get("WORLD_SIZE", 1)) > 1:
-        missing = [variable for variable in TORCHRUN_VARIABLES if variable not in environment]
-        raise UserError(
-            f"WORLD_SIZE={environment['WORLD_SIZE']} is in the environment but {', '.join(missing)} is not, so that each "
-            "process would train a model of its own: start it with torchrun, or unset WORLD_SIZE"
-        )
-    elif world_size == 1:
-        for launcher, variable in PROCESS_COUNTS.items():
-            if int(environment.get(variable, 1)) > 1:
-                raise UserError(
-                    f"{launcher} has started {environment[variable]} processes ({variable}) but --distributed-world-size is "
-                    "1: each would train a model of its own and overwrite the others'; start one torchrun on each node, or "
-                    "give the number of all GPUs as --distributed-world-size"
-                )
-    elif num_gpus == 0:
-        raise UserError(nothing_starts)
-    elif any(variable in environment for variable in ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST")):
-        _check_slurm(training, environment, num_gpus)
-    elif world_size > num_gpus:
-        raise UserError(
-            f"--distributed-world-size is {world_size} but this machine has {num_gpus} GPUs: start one torchrun on each node "
-            "(examples/multi_node), or request fewer"
-        )
-    else:
+        is_arranged = True
+    is_slurm = any(variable in environment for variable in ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST"))
+    _refuse_launch(training, environment, num_gpus, is_arranged, is_slurm)
+    if not is_arranged and not is_slurm and training.distributed_world_size > 1:
         # fairseq starts one process per GPU. With --distributed-port it skips this call and trains on one, reporting several.
         distributed_utils._infer_single_node_init(training)
 
@@ -136,35 +90,45 @@ def arrange_ranks(cfg: Any, environment: Mapping[str, str] = os.environ, num_gpu
 def _join_torchrun(training: Any, environment: Mapping[str, str], num_gpus: int) -> None:
     """Use the rank that torchrun has assigned to this process, regardless of the world size in the settings."""
     rank = int(environment["RANK"])
-    local_rank = int(environment.get("LOCAL_RANK", rank % max(num_gpus, 1)))
-    if num_gpus > 0 and local_rank >= num_gpus:
-        raise UserError(f"LOCAL_RANK={local_rank} but there are {num_gpus} GPUs: start as many ranks, or add --cpu")
     training.distributed_init_method = "env://"
     training.distributed_world_size = int(environment["WORLD_SIZE"])
     training.distributed_rank = rank
-    training.device_id = local_rank
+    training.device_id = int(environment.get("LOCAL_RANK", rank % max(num_gpus, 1)))
     training.distributed_no_spawn = True
 
 
-def _check_slurm(training: Any, environment: Mapping[str, str], num_gpus: int) -> None:
-    """Check what fairseq's own Slurm launch assumes; otherwise it fails with an assertion or a CUDA error."""
-    num_nodes = int(environment.get("SLURM_NNODES", 1))
-    num_tasks = int(environment.get("SLURM_NTASKS", num_nodes))
-    if num_nodes > 1 and training.distributed_port <= 0:
-        raise UserError(
-            f"{num_nodes} Slurm nodes need a common port: give --distributed-port (distributed_training.distributed_port), "
-            "the same on all nodes, such as 29500"
-        )
-    if num_tasks > num_nodes and num_tasks != training.distributed_world_size:
-        raise UserError(
-            f"Slurm has {num_tasks} tasks but --distributed-world-size is {training.distributed_world_size}: give one "
-            "task per GPU and their number as world size, or one task per node"
-        )
-    if num_tasks > num_nodes and int(environment.get("SLURM_LOCALID", 0)) >= num_gpus:
-        raise UserError(
-            f"SLURM_LOCALID={environment['SLURM_LOCALID']} but this task sees {num_gpus} GPUs: request GPUs by node "
-            "(--gpus-per-node), not by task"
-        )
+def _refuse_launch(
+    training: Any, environment: Mapping[str, str], num_gpus: int, is_arranged: bool, is_slurm: bool
+) -> None:
+    """Raise :class:`UserError` for a launch that stock fairseq would accept in silence, or that asks for too many GPUs."""
+    world_size = training.distributed_world_size
+    launchers = [name for name, variable in PROCESS_COUNTS.items() if int(environment.get(variable, 1)) > 1]
+    refused = [
+        (
+            num_gpus == 0 and world_size > 1 and not (is_arranged and training.distributed_no_spawn),
+            f"--distributed-world-size is {world_size}, but fairseq starts processes on GPUs only and would train nothing: "
+            f"start it with 'torchrun --nproc-per-node {world_size} -m fairseq_cli.train ...'",
+        ),
+        (
+            not is_arranged and int(environment.get("WORLD_SIZE", 1)) > 1,
+            "WORLD_SIZE is in the environment without torchrun's other variables, so that each process would train a model "
+            "of its own: start it with torchrun, or unset WORLD_SIZE",
+        ),
+        (
+            not is_arranged and world_size == 1 and launchers,
+            f"{' '.join(launchers)} has started several processes but --distributed-world-size is 1: each would train a model "
+            "of its own and overwrite the others'; start one torchrun on each node, or give the number of all GPUs as "
+            "--distributed-world-size",
+        ),
+        (
+            num_gpus > 0 and (training.device_id if is_arranged else 0 if is_slurm else world_size - 1) >= num_gpus,
+            f"more ranks are asked for than the {num_gpus} GPUs here: start one torchrun on each node (examples/multi_node) "
+            "with as many ranks as it has GPUs, or add --cpu",
+        ),
+    ]
+    for is_refused, message in refused:
+        if is_refused:
+            raise UserError(message)
 
 
 def check_connection(cfg: Any, environment: Mapping[str, str] = os.environ) -> None:

@@ -94,9 +94,9 @@ def _accept_user_dir(user_dir: str) -> None:
     fairseq_dir = os.path.dirname(fairseq.utils.__file__)  # where fairseq.utils.import_user_module looks, too
     paths = (os.path.abspath(user_dir), os.path.join(fairseq_dir, user_dir), os.path.join(fairseq_dir, "..", user_dir))
     existing = next((path for path in paths if os.path.exists(path)), None)
-    if existing is None:
-        raise UserError(f"common.user_dir={user_dir} does not exist: start from the checkout or set it to {PACKAGE}")
-    if not os.path.samefile(existing, PACKAGE):
-        raise UserError(f"common.user_dir={user_dir} is {existing}, but Python imports {PACKAGE}: give that folder")
+    if existing is None or not os.path.samefile(existing, PACKAGE):
+        raise UserError(
+            f"common.user_dir={user_dir} is missing, or not the package that Python imports: set it to {PACKAGE}"
+        )
     # import_user_module compares spellings, not directories, and calls a second spelling "not globally unique".
     fairseq.utils.import_user_module.memo = getattr(fairseq.utils.import_user_module, "memo", set()) | {existing}

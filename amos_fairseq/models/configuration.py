@@ -205,10 +205,11 @@ def parse_layers(layers: str, num_layers: int) -> tuple[int, bool]:
 
 def check_new_top_layers(number: int, num_layers: int, is_frozen: bool) -> None:
     """Raise ValueError unless ``number`` of the ``num_layers`` that fine-tuning keeps can be newly initialized."""
-    if number and is_frozen:
-        raise ValueError(f"--new-top-layers {number}: new layers must learn: leave it or --freeze-encoder out")
-    if not 0 <= number <= num_layers:
-        raise ValueError(f"--new-top-layers {number} must be from 0 to {num_layers}, the layers of the encoder")
+    if not 0 <= number <= num_layers or (number and is_frozen):
+        raise ValueError(
+            f"--new-top-layers {number} must be from 0 to {num_layers}, the layers of the encoder, and new layers must learn: "
+            "without --freeze-encoder"
+        )
 
 
 def embedding_width(cfg: EncoderConfig) -> int:
@@ -232,8 +233,8 @@ def transformer_config(
         "kernels": str(cfg.kernels),
         "activation_checkpointing": cfg.activation_checkpointing,
     }
+    check_family(cfg)
     if cfg.encoder == MODERN:
-        check_modern(cfg)
         return ModernBertEncoderConfig(
             **common,
             global_every=cfg.global_attention_every,
@@ -241,7 +242,6 @@ def transformer_config(
             global_theta=cfg.global_rope_theta,
             local_theta=cfg.local_rope_theta,
         )
-    check_bert(cfg)
     return BertEncoderConfig(
         **common,
         position_scheme=str(cfg.relative_position_scheme),
@@ -251,27 +251,23 @@ def transformer_config(
     )
 
 
-def check_bert(cfg: EncoderConfig) -> None:
-    """Raise ValueError for settings of ModernBERT's encoder, which BERT's does not have."""
-    for name in ("global_attention_every", "local_attention", "global_rope_theta", "local_rope_theta"):
-        if (value := getattr(cfg, name)) != EncoderConfig.__dataclass_fields__[name].default:
-            flag = f"--{name.replace('_', '-')} {value:g}"
-            raise ValueError(f"{flag} has no meaning with --encoder {BERT}: leave it out, or give --encoder {MODERN}")
-
-
-def check_modern(cfg: EncoderConfig) -> None:
-    """Raise ValueError for settings that ModernBERT's encoder cannot have."""
-    if cfg.relative_position_scheme != "none":
-        raise ValueError(f"--encoder {MODERN} has rotary positions: give --relative-position-scheme none")
-    if cfg.token_types:
-        raise ValueError(f"--encoder {MODERN} has no token types: leave --token-types out")
-    if embedding_width(cfg) != cfg.encoder_embed_dim:
-        raise ValueError(f"--encoder {MODERN} needs embeddings as wide as the encoder: leave --embedding-dim out")
-    if cfg.local_attention % 2:
-        raise ValueError(f"--local-attention {cfg.local_attention} is odd: half of it is on each side of a token")
-    if cfg.encoder_embed_dim // cfg.encoder_attention_heads % 2:
-        heads = f"{cfg.encoder_attention_heads} attention heads of the width {cfg.encoder_embed_dim}"
-        raise ValueError(f"--encoder {MODERN} rotates pairs of numbers: {heads} have odd widths: give fewer or more")
+def check_family(cfg: EncoderConfig) -> None:
+    """Raise ValueError for settings that the encoder of ``--encoder`` does not have."""
+    head_width = cfg.encoder_embed_dim // cfg.encoder_attention_heads
+    refused = [
+        (cfg.relative_position_scheme != "none", "has rotary positions: give --relative-position-scheme none"),
+        (cfg.token_types, "has no token types: leave --token-types out"),
+        (embedding_width(cfg) != cfg.encoder_embed_dim, "has embeddings of its width: leave --embedding-dim out"),
+        (cfg.local_attention % 2, f"needs an even --local-attention, half on each side, not {cfg.local_attention}"),
+        (head_width % 2, f"rotates pairs of numbers, and cannot have heads of the odd width {head_width}"),
+    ]
+    if cfg.encoder == BERT:
+        names = ("global_attention_every", "local_attention", "global_rope_theta", "local_rope_theta")
+        defaults = EncoderConfig.__dataclass_fields__
+        refused = [(getattr(cfg, name) != defaults[name].default, f"has no {name}: leave it out") for name in names]
+    for is_refused, message in refused:
+        if is_refused:
+            raise ValueError(f"--encoder {cfg.encoder} {message}")
 
 
 def has_biases(cfg: EncoderConfig) -> bool:

@@ -332,18 +332,28 @@ def check_settings(cfg: ElectraConfig) -> None:
     if cfg.main_objective != "detection":
         of_detection = ("adversarial", "encoder_mlm_weight")
         refuse_settings(cfg, of_detection, f"--main-objective {cfg.main_objective}")
-    if cfg.share_weights == "all":
-        if cfg.adversarial:
-            raise ValueError("--adversarial with --share-weights all trains the discriminator to fail: leave one out")
-        if cfg.generator_size != 1 or cfg.generator_layers not in (0, cfg.encoder_layers):
-            raise ValueError("--share-weights all needs equal networks: give --generator-size 1, no --generator-layers")
-        if cfg.discriminator_lr_scale != 1:
-            raise ValueError("--discriminator-lr-scale has no meaning with --share-weights all: leave it out")
-    if cfg.disentangled_embeddings and (cfg.share_weights != "embeddings" or cfg.generator != "masked_lm"):
-        raise ValueError(
+    is_one, layers = cfg.share_weights == "all", (0, cfg.encoder_layers)
+    has_own = cfg.share_weights != "embeddings" or cfg.generator != "masked_lm"
+    is_other_size = cfg.generator_size != 1 or cfg.generator_layers not in layers
+    refused = [
+        (is_one and cfg.adversarial, "--adversarial with --share-weights all trains the discriminator to fail"),
+        (
+            is_one and is_other_size,
+            "--share-weights all needs equal networks: give --generator-size 1, no --generator-layers",
+        ),
+        (
+            is_one and cfg.discriminator_lr_scale != 1,
+            "--discriminator-lr-scale has no meaning with --share-weights all",
+        ),
+        (
+            cfg.disentangled_embeddings and has_own,
             "--disentangled-embeddings needs a generator that shares its embeddings: give --generator masked_lm "
-            "--share-weights embeddings, or leave it out"
-        )
+            "--share-weights embeddings, or leave it out",
+        ),
+    ]
+    for is_refused, message in refused:
+        if is_refused:
+            raise ValueError(message)
 
 
 register_sizes(

@@ -8,11 +8,10 @@ Shapes: B sequences, T tokens, M sampled positions per sequence, E width of the 
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from fairseq.dataclass import ChoiceEnum
-from fairseq.models import BaseFairseqModel, register_model
+from fairseq.models import register_model
 from torch import Tensor, nn
 
 from amos_fairseq.errors import UserError
@@ -139,14 +138,6 @@ class ElectricModel(PretrainingModel):
             self.generator.share_embeddings(self.discriminator)
             self.detection_head = make_detection_head(cfg, DenseDetectionHead)
         self.initialize()
-
-    @classmethod
-    def build_model(cls, cfg: ElectricConfig, task: Any) -> BaseFairseqModel:
-        """Build as for all models; raise :class:`UserError` if a task needs an encoder of TwoTower."""
-        model = super().build_model(cfg, task)
-        if cfg.electric_variant == "two_tower" and not isinstance(model, cls):
-            raise UserError(NO_ENCODER)
-        return model
 
     @property
     def encoder(self) -> TransformerEncoder:

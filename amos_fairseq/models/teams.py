@@ -112,16 +112,15 @@ def select_branch(state_dict: dict[str, Tensor], representation: str) -> None:
     if not layers:  # already fine-tuned
         return
     present = [task for task, head in HEAD_OF_TASK.items() if any(key.startswith(head) for key in state_dict)]
-    if representation not in present:
-        raise UserError(
-            f"the checkpoint holds no branch {representation}: it was trained without that task; give --representation "
-            f"{present[0] if present else 'of a TEAMS checkpoint'}"
-        )
-    if representation == "mws" or present == ["rtd"]:
-        return
     rtd_keys = [key for key in state_dict if key.startswith(RTD_LAYER)]
-    if not rtd_keys:
-        raise UserError("both tasks of the checkpoint use one encoder (--task-heads ffn): leave --representation out")
+    is_own_layer = representation == "rtd" and len(present) == 2
+    if representation not in present or (is_own_layer and not rtd_keys):
+        raise UserError(
+            f"the checkpoint has no branch {representation} of its own (it was trained without that task, or with --task-heads "
+            f"ffn): give --representation {present[0] if present else 'of a TEAMS checkpoint'}"
+        )
+    if not is_own_layer:
+        return
     for key in rtd_keys:
         state_dict[f"{LAYERS}{max(layers)}.{key.removeprefix(RTD_LAYER)}"] = state_dict.pop(key)
 
@@ -269,29 +268,31 @@ class TeamsModel(SingleMlmModel):
 def check_settings(cfg: TeamsConfig, num_samplable: int) -> None:
     """Raise ValueError for values out of range, and for a setting that another one makes meaningless."""
     present, depth, shared = discriminator_tasks(cfg), generator_depth(cfg), num_shared_layers(cfg)
-    if not 1 <= cfg.negative_samples < num_samplable:  # the original is not a negative
-        raise ValueError(f"--negative-samples {cfg.negative_samples} must be from 1 to {num_samplable - 1}")
-    if not present:
-        raise ValueError(
-            "--mws-loss-weight 0 --rtd-loss-weight 0 leaves the discriminator no task: give one of them a weight, or train a "
-            "masked language model (--arch mlm_base --criterion mlm)"
-        )
-    if cfg.representation not in present:
-        raise ValueError(f"--representation {cfg.representation} is a branch of weight 0: give {present[0]}")
-    if len(present) == 1 and cfg.task_heads != "attention":
-        raise ValueError(f"--task-heads {cfg.task_heads} has no meaning with a single task: leave it out")
-    if cfg.task_heads == "ffn" and cfg.encoder == MODERN:
-        raise ValueError(f"--task-heads ffn is BERT's, not of --encoder {MODERN}: give attention or extra_layer")
-    if cfg.task_heads == "ffn" and cfg.representation == "rtd":
-        raise ValueError("--representation rtd has no meaning with --task-heads ffn, which has one encoder")
-    if depth < 1:
-        raise ValueError(f"--generator-layers {cfg.generator_layers} gives {depth} layers: give a number above 0")
-    if cfg.share_layers == "half" and shared == 0:
-        raise ValueError("--share-layers half shares nothing of one layer: give --generator-layers 2, or none or all")
-    if shared > cfg.encoder_layers:
-        raise ValueError(f"--generator-layers {depth} shares {shared} layers of {cfg.encoder_layers}: give fewer")
-    if len(present) == 2 and cfg.task_heads == "attention" and cfg.encoder_layers < 2:
-        raise ValueError("--task-heads attention needs --encoder-layers 2 or more, as both branches have a last one")
+    has_ffn, is_attention = cfg.task_heads == "ffn", cfg.task_heads == "attention"
+    most, branch = num_samplable - 1, cfg.representation  # the original is not a negative
+    refused = [
+        (not 1 <= cfg.negative_samples <= most, f"--negative-samples {cfg.negative_samples} must be from 1 to {most}"),
+        (
+            not present,
+            "--mws-loss-weight 0 --rtd-loss-weight 0 leaves no task: give a weight, or train --arch mlm_base",
+        ),
+        (branch not in present, f"--representation {branch} is a branch of weight 0: give {' or '.join(present)}"),
+        (len(present) == 1 and not is_attention, f"--task-heads {cfg.task_heads} has no meaning with a single task"),
+        (has_ffn and cfg.encoder == MODERN, f"--task-heads ffn is BERT's, not of --encoder {MODERN}"),
+        (
+            has_ffn and branch == "rtd",
+            "--representation rtd has no meaning with --task-heads ffn, which has one encoder",
+        ),
+        (cfg.share_layers == "half" and shared == 0, "--share-layers half shares nothing: give --generator-layers 2"),
+        (shared > cfg.encoder_layers, f"--generator-layers {depth} shares {shared} layers of {cfg.encoder_layers}"),
+        (
+            len(present) == 2 and is_attention and cfg.encoder_layers < 2,
+            "--task-heads attention needs --encoder-layers 2 or more, as both branches have a last one",
+        ),
+    ]
+    for is_refused, message in refused:
+        if is_refused:
+            raise ValueError(message)
 
 
 # Embedding 128 in small: section 4.1 and Table 5. tiny: as many layers as AMOS-tiny's generator, since half of one is none.

@@ -120,7 +120,7 @@ def run_rank(main: Callable[..., Any], cfg: Any, **kwargs: Any) -> None:
         try:
             main(cfg, **kwargs)
         except RuntimeError as error:
-            distribution.name_lost_ranks(error)
+            distribution.explain_lost_connection(error)
             raise
         finally:
             patching.stop_readers()

@@ -47,19 +47,16 @@ def test_torchrun_on_cpu_and_gpus(num_gpus: int, rank: int, local_rank: str | No
 
 
 NODES = {"SLURM_JOB_NODELIST": "node[0-7]", "SLURM_NNODES": "8"}
-BY_TASK = {"SLURM_STEP_NODELIST": "node0", "SLURM_NTASKS": "4", "SLURM_LOCALID": "2"}
 
 
 @pytest.mark.parametrize(
     ("values", "environment", "num_gpus", "message"),
     [
         ({"distributed_world_size": 2}, {}, 0, r"starts processes on GPUs only .* 'torchrun --nproc-per-node 2 -m"),
-        ({"distributed_world_size": 4}, {}, 2, r"--distributed-world-size is 4 but this machine has 2 GPUs"),
-        ({}, {"WORLD_SIZE": "4", "RANK": "1"}, 8, r"WORLD_SIZE=4 .* but MASTER_ADDR, MASTER_PORT is not"),
-        ({}, {"SLURM_STEP_NUM_TASKS": "3"}, 0, r"srun has started 3 processes .* overwrite the others'"),
-        ({"distributed_world_size": 64}, NODES, 8, r"8 Slurm nodes need a common port: .*, the same on all nodes"),
-        ({"distributed_world_size": 4}, BY_TASK, 1, r"SLURM_LOCALID=2 but this task sees 1 GPUs: request GPUs by node"),
-        ({}, torchrun_environment(3, 4, LOCAL_RANK="3"), 2, r"LOCAL_RANK=3 but there are 2 GPUs"),
+        ({"distributed_world_size": 4}, {}, 2, r"more ranks are asked for than the 2 GPUs here"),
+        ({}, {"WORLD_SIZE": "4", "RANK": "1"}, 8, r"WORLD_SIZE is in the environment without torchrun's"),
+        ({}, {"SLURM_STEP_NUM_TASKS": "3"}, 0, r"srun has started several processes .* overwrite the others'"),
+        ({}, torchrun_environment(3, 4, LOCAL_RANK="3"), 2, r"more ranks are asked for than the 2 GPUs here"),
     ],
 )
 def test_invalid_launches_are_refused(values, environment, num_gpus, message) -> None:
@@ -167,14 +164,11 @@ def test_an_error_of_the_first_rank_ends_both() -> None:
     [
         ("[gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:7563", True),
         ("[gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 1800000ms for recv operation to complete", True),
-        ("[gloo/transport/tcp/unbound_buffer.cc:119] Timed out waiting 1800000ms for send operation to complete", True),
         ("mat1 and mat2 shapes cannot be multiplied (2x3 and 2x3)", False),
     ],
 )
-def test_an_error_of_a_connection_names_the_lost_ranks(message: str, is_lost: bool, monkeypatch) -> None:
+def test_the_error_of_a_lost_connection_is_one_line(message: str, is_lost: bool, monkeypatch) -> None:
     """Messages of gloo."""
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
-    monkeypatch.setattr(distribution, "find_lost_ranks", lambda: [1, 3])
-    lost = pytest.raises(UserError, match=r"^ranks 1, 3 have ended or cannot be reached") if is_lost else nullcontext()
-    with lost:
-        distribution.name_lost_ranks(RuntimeError(message))
+    with pytest.raises(UserError, match=r"^another rank has ended") if is_lost else nullcontext():
+        distribution.explain_lost_connection(RuntimeError(message))

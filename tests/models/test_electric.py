@@ -3,10 +3,9 @@
 import pytest
 import torch
 from frequencies import assert_shares
-from small_models import NUM_TOKENS, fine_tuning_task, small_batch, small_electric
+from small_models import NUM_TOKENS, small_batch, small_electric
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.models.electric import ElectricModel
 from amos_fairseq.models.pretraining import PretrainingBatch
 
 
@@ -14,8 +13,6 @@ def test_two_tower_has_no_features() -> None:
     model = small_electric("two_tower")
     with pytest.raises(UserError, match="it scores text"):
         model.extract_features(torch.tensor([[0, 5]]))
-    with pytest.raises(UserError, match="it scores text"):
-        ElectricModel.build_model(model.cfg, fine_tuning_task())
 
 
 @torch.no_grad()

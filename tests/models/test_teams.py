@@ -132,7 +132,7 @@ def test_features_and_fine_tuning_take_the_selected_branch(settings: dict) -> No
     [
         (ONLY_RTD, "mws", "give --representation rtd"),
         (ONLY_MWS, "rtd", "give --representation mws"),
-        ({"task_heads": "ffn"}, "rtd", "leave --representation out"),
+        ({"task_heads": "ffn"}, "rtd", "give --representation mws"),
     ],
 )
 def test_fine_tuning_a_missing_branch_is_refused(pretrained: dict, representation: str, message: str) -> None:

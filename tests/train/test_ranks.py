@@ -36,7 +36,7 @@ def lose_a_rank(killed: int, num_ranks: int, data: Path, save_dir: Path) -> Back
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("num_ranks", "killed"), [(3, 1), (2, 0)])
-def test_the_others_name_a_rank_that_was_killed(num_ranks, killed, binarized_corpus, tmp_path) -> None:
+def test_the_others_end_in_one_line_when_a_rank_was_killed(num_ranks, killed, binarized_corpus, tmp_path) -> None:
     """Ranks that were started without torchrun, whose agent would end the others. With the first one their store is lost.
 
     In 1 of 60 trials of gloo's all-reduce alone (three ranks, torch 2.13) one missed the loss and waited: for that there is a
@@ -50,21 +50,17 @@ def test_the_others_name_a_rank_that_was_killed(num_ranks, killed, binarized_cor
     assert "Traceback" not in text
     lines = [line for line in text.splitlines() if "error:" in line]
     assert len(lines) == len(others)
-    for line in lines:
-        # A busy machine may need longer than the ten seconds in which a living rank is waited for: it is named as well.
-        named = re.search(r"ranks? ([\d, ]+) ha(?:s|ve) ended or cannot be reached", line)
-        # A rank that only waits for the first one notices the loss when that has ended, too, with the store of the ranks.
-        assert {str(killed), "0"} & set(named.group(1).split(", ")), line
+    assert all("another rank has ended or cannot be reached" in line for line in lines)
 
 
 @pytest.mark.parametrize(
     ("flags", "env", "line"),
     [
         (["--distributed-world-size", "2"], {}, r"would train nothing: start it with 'torchrun --nproc-per-node 2"),
-        ([], {"WORLD_SIZE": "2"}, r"WORLD_SIZE=2 is in the environment but MASTER_ADDR"),
+        ([], {"WORLD_SIZE": "2"}, r"WORLD_SIZE is in the environment without torchrun"),
         (["--fp16"], {}, r"--fp16 needs a GPU"),
         (["--update-freq", "5000"], {}, r"train has \d+ blocks, fewer than the 80000"),
-        (["--tokens-per-sample", "64"], {}, r"allows 32"),
+        (["--tokens-per-sample", "64"], {}, r"--max-positions 32 has no room"),
     ],
 )
 def test_refused_launches(flags, env, line, binarized_corpus, tmp_path, monkeypatch, refused_training) -> None:

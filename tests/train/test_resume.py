@@ -73,7 +73,7 @@ def test_a_full_disk_costs_no_checkpoint(binarized_corpus, uninterrupted, tmp_pa
     assert run.exit_code() == 1
     (line,) = error_lines(run)
     assert line.startswith(f"amos_fairseq: error: {save_dir}/checkpoint_")
-    assert "cannot be written (File too large); older checkpoints are complete: make room" in line
+    assert "cannot be written (File too large): older checkpoints are complete; make room" in line
     after = files(save_dir)
     assert {name: after[name] for name in before} == before
     assert set(after) - set(before) == {"metrics.jsonl"}

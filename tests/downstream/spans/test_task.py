@@ -48,7 +48,7 @@ def test_a_second_separator(data):
     task = make_task(data, separator_token=2)
     task.load_dataset("valid")
     assert task.datasets["valid"][0]["tokens"].tolist().count(2) == 3
-    with pytest.raises(UserError, match=r"--tokens-per-window 64 tokens, but .* allows 32"):
+    with pytest.raises(UserError, match=r"--max-positions 32 has no room .* --tokens-per-window 64"):
         task.get_batch_iterator(task.datasets["valid"], max_sentences=4, max_positions=32)
 
 
