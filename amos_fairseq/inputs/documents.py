@@ -80,7 +80,7 @@ class DocumentFile:
             yield bytes(document)
 
     def _of_table(self, table: TableFile) -> Iterator[bytes]:
-        require_columns(table, self.column)
+        require_columns(table, [self.column], "choose one with --text-column")
         for number, row in table.rows([self.column]):
             text = row[self.column]
             if not isinstance(text, str | None):

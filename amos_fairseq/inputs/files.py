@@ -219,14 +219,16 @@ def print_what_was_read(
         first: the first row that was not left out.
         what: the rows are called.
     """
-    say(f"{path}: {_kind(kind, columns)}: {_counts(num_rows, what, left_out)}", command)
-    say(f"{path}: the first: {_shown(first)}", command)
+    print_first(path, kind, columns, first, command, f": {_counts(num_rows, what, left_out)}")
 
 
-def print_first(path: Path, kind: str, columns: Sequence[str], first: str, command: str = "prepare") -> None:
+def print_first(
+    path: Path, kind: str, columns: Sequence[str], first: str, command: str = "prepare", counts: str = ""
+) -> None:
     """Print these lines without the counts, where counting takes long."""
-    say(f"{path}: {_kind(kind, columns)}", command)
-    say(f"{path}: the first: {_shown(first)}", command)
+    taken = f", column{'s' * (len(columns) > 1)} {', '.join(columns)}" if columns else ""
+    say(f"{path}: {kind}{taken}{counts}", command)
+    say(f"{path}: the first: {first if len(first) <= SHOWN_CHARACTERS else f'{first[:SHOWN_CHARACTERS]} ...'}", command)
 
 
 def print_counts(path: Path, number: int, what: str, left_out: Mapping[str, int], command: str = "prepare") -> None:
@@ -234,14 +236,6 @@ def print_counts(path: Path, number: int, what: str, left_out: Mapping[str, int]
     say(f"{path}: {_counts(number, what, left_out)}", command)
 
 
-def _kind(kind: str, columns: Sequence[str]) -> str:
-    return f"{kind}, column{'s' * (len(columns) > 1)} {', '.join(columns)}" if columns else kind
-
-
 def _counts(number: int, what: str, left_out: Mapping[str, int]) -> str:
     reasons = [f"{count:,} {why}" for why, count in left_out.items() if count]
     return f"{number:,} {what}" + (f"; left out: {', '.join(reasons)}" if reasons else "")
-
-
-def _shown(first: str) -> str:
-    return first if len(first) <= SHOWN_CHARACTERS else f"{first[:SHOWN_CHARACTERS]} ..."

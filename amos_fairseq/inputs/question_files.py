@@ -93,12 +93,11 @@ class Paragraph(NamedTuple):
 
 
 class SquadFile(NamedTuple):
-    """``version``: as spelled in the file; empty if the file has none. ``notes``: what was corrected."""
+    """``version``: as spelled in the file; empty if the file has none."""
 
     path: Path
     version: str
     paragraphs: tuple[Paragraph, ...]
-    notes: tuple[str, ...] = ()
 
     @property
     def questions(self) -> list[Question]:
@@ -123,23 +122,16 @@ def read_squad(path: Path) -> SquadFile:
         problem = f"{error} is missing" if isinstance(error, KeyError) else error
         raise UserError(f"{path} does not have the layout ({problem!s:.200}): {FORMS}") from error
     data = SquadFile(path, version if isinstance(version, str) else "", paragraphs)
-    data = data._replace(paragraphs=tuple(map(_with_starts, paragraphs)), notes=_notes_on_starts(data))
-    _check_ids(data)
+    ids = Counter(question.id for question in data.questions)
+    if len(ids) < max(1, ids.total()):
+        several = f" ({ids.most_common(1)[0][0]:.60} occurs more than once)" if ids else ""
+        raise UserError(f"{path} holds {ids.total():,} questions with {len(ids):,} different ids{several}: {FORMS}")
     context, (question, *_) = next(paragraph[1:] for paragraph in data.paragraphs if paragraph.questions)
     first = f"{question.text} -> {question.answers[0].text if question.answers else 'no answer'}; context: {context}"
     print_what_was_read(
         path, kind, [], len(data.questions), {}, first, what=f"questions on {len(paragraphs):,} paragraphs"
     )
     return data
-
-
-def _check_ids(data: SquadFile) -> None:
-    ids = Counter(question.id for question in data.questions)
-    if not ids:
-        raise UserError(f"{data.path} holds no questions: {FORMS}")
-    ((most_common, count),) = ids.most_common(1)
-    if count > 1:
-        raise UserError(f"{data.path}: the id {most_common:.60} occurs {count:,} times: predictions need unique ids")
 
 
 def _paragraphs_of_rows(rows: Iterable[dict[str, Any]]) -> Iterator[Paragraph]:
@@ -161,43 +153,6 @@ def _question(node: dict[str, Any]) -> Question:
         pairs = [(answer["text"], answer["answer_start"]) for answer in answers]
     answers = tuple(Answer(text_in(text), whole_number(start, -LARGEST_COUNT)) for text, start in pairs if text.strip())
     return Question(name, text_in(node["question"]), answers, not answers)
-
-
-def _notes_on_starts(data: SquadFile) -> tuple[str, ...]:
-    """Return a note on the answers that :func:`_with_starts` moves; refuse a file in which most starts are wrong."""
-    answers = [
-        (question.id, answer, paragraph.context)
-        for paragraph in data.paragraphs
-        for question in paragraph.questions
-        for answer in question.answers
-    ]
-    wrong = [(name, answer, context) for name, answer, context in answers if not answer.is_in(context)]
-    if 2 * len(wrong) > len(answers):
-        problem = (
-            f"{len(wrong)} of {len(answers)} answers are not at their answer_start, such as {wrong[0][1].text!r:.60}"
-        )
-        units = "starts count characters of the context (not bytes, nor UTF-16 units; CR LF are two)"
-        raise UserError(f"{data.path}: {problem} ({named([name for name, _, _ in wrong])}): {units}")
-    moved = [name for name, answer, context in wrong if _with_start(answer, context) != answer]
-    what = "were not at their answer_start and were moved to the only place in the context that has their text"
-    return (f"{len(moved):,} answers {what} ({named(moved)})",) if moved else ()
-
-
-def _with_starts(paragraph: Paragraph) -> Paragraph:
-    questions = (
-        question._replace(answers=tuple(_with_start(answer, paragraph.context) for answer in question.answers))
-        for question in paragraph.questions
-    )
-    return paragraph._replace(questions=tuple(questions))
-
-
-def _with_start(answer: Answer, context: str) -> Answer:
-    """Correct the start of an answer whose text is once in the context, but elsewhere."""
-    if answer.is_in(context):
-        return answer
-    start = context.find(answer.text)
-    is_once = start >= 0 and context.find(answer.text, start + 1) < 0
-    return answer._replace(start=start) if is_once else answer
 
 
 def named(ids: Sequence[str]) -> str:
@@ -259,8 +214,7 @@ def evaluate(
         units: a key of :data:`UNITS_OF`: what is compared.
     """
     predicted = [name for name in answers if name in predictions]
-    if not predicted:
-        raise ValueError("no question has a prediction")
+    assert predicted, "no question has a prediction"
     split = UNITS_OF[units]
     raw: dict[str, dict[str, float]] = {"exact": {}, "f1": {}}
     for name in predicted:

@@ -187,12 +187,12 @@ def is_csv(lines: Iterable[str]) -> bool:
     return True
 
 
-def require_columns(table: TableFile, *names: str) -> None:
-    """Refuse a table that lacks one of these columns."""
+def require_columns(table: TableFile, names: Sequence[str], choose: str = "give a file that has it") -> None:
+    """Refuse a table that lacks one of these columns; ``choose``: how others are chosen, the end of the message."""
     for name in names:
         if name not in table.columns:
             raise UserError(
-                f"{table.path} has no column {name!r:.60}, it has {', '.join(table.columns):.300}: give one of them"
+                f"{table.path} has no column {name!r:.60}, it has {', '.join(table.columns):.300}: {choose}"
             )
 
 
@@ -207,10 +207,10 @@ def open_arrow(path: Path, columns: Sequence[str] | None = None) -> Iterator[tup
         import pyarrow.parquet
 
         version = tuple(int(number) for number in pyarrow.__version__.split(".")[:3] if number.isdigit())
-        if version < _OLDEST_PYARROW:
-            raise ImportError(f"{pyarrow.__version__} may run code of a file")
-    except ImportError as error:
-        raise UserError(f"{path} is read with pyarrow ({error}): pip install 'amos_fairseq[data]'") from error
+    except ImportError:
+        version = ()
+    if version < _OLDEST_PYARROW:
+        raise UserError(f"{path} is read with pyarrow 14.0.1 or newer: pip install 'amos_fairseq[data]'")
     try:
         with contextlib.ExitStack() as stack:
             if path.is_dir():
@@ -247,12 +247,7 @@ def arrow_rows(
         classes = {name: _class_names(features.get(name)) for name in schema.names}
         for batch in batches:
             batch.validate(full=True)  # offsets that lead out of a damaged file would end the process
-            try:
-                rows = list(_plain_rows(batch, classes))
-            except ValueError as error:
-                place = f"rows {number + 1} to {number + len(batch)}"
-                raise UserError(f"{path}, {place}: a value cannot be read ({error!s:.200}): correct it") from None
-            for row in rows:
+            for row in _plain_rows(batch, classes):
                 number += 1
                 yield number, row
             done = size * number // num_rows if num_rows else 0

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from amos_fairseq.errors import UserError
 from amos_fairseq.inputs import UNSPACED
 from amos_fairseq.inputs.files import FOLDER, JSONL, PARQUET, is_blank, kind_of, print_what_was_read, read_lines
-from amos_fairseq.inputs.tables import TableFile
+from amos_fairseq.inputs.tables import TableFile, require_columns
 
 MANIFEST = "tagging.json"
 # In the manifest. The second is there if words train in the raw text: some have no space between them; the third is the
@@ -30,7 +30,6 @@ FORMS = (
     "words are read from CoNLL-U, from columns (the word first and its label last, or --columns; a blank line after each "
     "sentence), and from lists (tokens, tags) in JSON lines and Parquet: docs/converting.md has commands for other files"
 )
-LONGEST_SENTENCE = 1000  # words of a file without blank lines
 _DOCUMENT_START = "-DOCSTART-"
 _BLANKS = re.compile(r"[ \t]+")  # not str.split(), which also splits at a no-break space inside a word
 _ID = re.compile(r"([0-9]+)(?:([-.])([0-9]+))?")
@@ -74,7 +73,7 @@ class Sentence:
 
 @dataclass
 class WordFile:
-    """The sentences of a file.
+    """The sentences of a file, one or more.
 
     Attributes:
         kind: how it was read.
@@ -85,6 +84,10 @@ class WordFile:
     kind: str
     sentences: list[Sentence]
     left_out: dict[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.sentences:
+            raise UserError(f"{self.path} has no sentence: {FORMS}")
 
     @property
     def names(self) -> list[str]:
@@ -161,9 +164,10 @@ def read_sentences(
         names: of all columns, with ``word`` among them, of a file with one word a line.
         column: the labels of a table, by default ``tags`` or ``ner_tags``.
     """
-    if kind_of(path) in (JSONL, PARQUET, FOLDER):
-        if names:
-            raise UserError(f"{path} is a table, whose columns have names already: leave --columns out")
+    is_table = kind_of(path) in (JSONL, PARQUET, FOLDER)
+    if names and (is_table or WORD not in names):
+        raise UserError(f"{path}: --columns names all columns, with {WORD} among them, of a file with one word a line")
+    if is_table:
         file = _read_table(path, column, labeled)
     else:
         blocks, num_marks = _read_blocks(path)
@@ -190,8 +194,6 @@ def _without_blank_words(file: WordFile, labeled: bool) -> WordFile:
     sentences = [sentence.without_blank_words() for sentence in file.sentences]
     num_words, num_kept = (sum(len(one.words) for one in each) for each in (file.sentences, sentences))
     kept = [sentence for sentence in sentences if sentence.words not in ([], [_DOCUMENT_START])]
-    if not kept:
-        raise UserError(f"{file.path} has no sentence: {FORMS}")
     if not labeled:
         kept = [dataclasses.replace(sentence, columns={}) for sentence in kept]
     join_unspaced_words(kept)
@@ -204,15 +206,13 @@ def _read_blocks(path: Path) -> tuple[list[Lines], int]:
     blocks: list[Lines] = [[]]
     num_marks = 0
     for number, content in read_lines(path):
-        line = content.rstrip("\r\n")
-        if "\r" in line or "\0" in line:
-            raise UserError(f"{path}, line {number}: a carriage return or NUL inside of the line: {FORMS}")
-        is_mark = line.startswith(_DOCUMENT_START)
-        num_marks += is_mark
-        if not is_mark and not is_blank(line):
-            blocks[-1].append((number, line))
-        elif blocks[-1]:
-            blocks.append([])
+        for line in content.replace("\0", "").rstrip("\r\n").split("\r"):
+            is_mark = line.startswith(_DOCUMENT_START)
+            num_marks += is_mark
+            if not is_mark and not is_blank(line):
+                blocks[-1].append((number, line))
+            elif blocks[-1]:
+                blocks.append([])
     return [block for block in blocks if block], num_marks
 
 
@@ -227,15 +227,9 @@ def _cells_of(line: str) -> list[str]:
 
 
 def _read_columns(path: Path, blocks: Sequence[Lines], names: Sequence[str] | None, labeled: bool) -> WordFile:
-    if len(blocks) == 1 and len(blocks[0]) > LONGEST_SENTENCE:
-        raise UserError(f"{path}: no line of {len(blocks[0]):,} is blank, so that all words are one sentence: {FORMS}")
     if names is None:
-        width = len(_cells_of(blocks[0][0][1])) if blocks else 0
-        if width < 1 + labeled:
-            raise UserError(f"{path} has no sentence with a label for each word: {FORMS}")
+        width = max(1 + labeled, len(_cells_of(blocks[0][0][1])) if blocks else 0)
         names = [WORD, *map(str, range(2, width)), *([LABEL] if width > 1 else [])]
-    if WORD not in names:
-        raise UserError(f"--columns {','.join(names)}: name all columns, with {WORD} among them")
     sentences = []
     for block in blocks:
         rows = [_cells_of(line) for _, line in block]
@@ -279,8 +273,6 @@ def _read_conllu(path: Path, blocks: Sequence[Lines]) -> WordFile:
         )
         spaces = None if after is None else _spaces_of_words(tokens, after)
         sentences.append(Sentence(columns["form"], columns, spaces, [number for number, _ in words]))
-    if not sentences:
-        raise UserError(f"{path} has no sentence of CoNLL-U")
     return WordFile(path, CONLLU, sentences, {"# text with other words than the sentence": num_other})
 
 
@@ -294,15 +286,15 @@ def _read_conllu_block(path: Path, block: Lines) -> tuple[str | None, list[tuple
             continue
         cells = [cell.strip(" ") for cell in line.split("\t")]
         word_id = _ID.fullmatch(cells[0])
-        if len(cells) != len(CONLLU_NAMES) or not all(cells) or not word_id:
-            expected = "expected the ten columns of CoNLL-U, separated by tabs, none of them empty, a number first"
-            raise UserError(f"{path}, line {number}: {expected}: {line!r:.60}")
-        first, sign, last = word_id.groups()
+        first, sign, last = word_id.groups() if word_id else (None, None, None)
+        is_next = sign is not None or first == str(len(words) + 1)
+        if len(cells) != len(CONLLU_NAMES) or not all(cells) or not is_next:
+            expected = (
+                f"expected word {len(words) + 1} in the ten columns of CoNLL-U, separated by tabs, none of them empty"
+            )
+            raise UserError(f"{path}, line {number}: {expected}, with a blank line after each sentence: {line!r:.60}")
         if sign == "-":
             ranges[first] = (last, cells)
-        elif sign is None and first != str(len(words) + 1):
-            hint = "a blank line before it is missing" if first == "1" else "number the words from 1"
-            raise UserError(f"{path}, line {number}: word {first:.20}, expected {len(words) + 1}: {hint}")
         elif sign is None:
             words.append((number, cells))
     return text, words, _tokens([cells for _, cells in words], ranges)
@@ -336,9 +328,7 @@ def _read_table(path: Path, column: str | None, labeled: bool) -> WordFile:
     words_name = next((name for name in ("tokens", "words") if name in table.columns), "tokens")
     label_name = column or next((name for name in ("tags", "ner_tags") if name in table.columns), "tags")
     names = [words_name, *([label_name] if labeled else [])]
-    if missing := [name for name in names if name not in table.columns]:
-        choice = ", or give --column" if labeled else ""
-        raise UserError(f"{path} has {', '.join(table.columns):.200}, not {missing[0]}{choice}: {FORMS}")
+    require_columns(table, names, f"{'choose the labels with --column; ' if labeled else ''}{FORMS}")
     sentences = []
     for number, row in table.rows(names):
         lists = {name: _texts_in(row[name]) for name in names}

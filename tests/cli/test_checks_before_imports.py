@@ -13,8 +13,8 @@ TABLES = "--checkpoint start.pt --out out --train rows.tsv"
 ADAPT = "adapt folder rows.tsv --out out --set"
 ABSENT = "absent: no such file"
 MISTAKES = {
-    f"classify {TABLES} --label class": "rows.tsv has no column 'class', it has text, label: give one of them",
-    f"classify {TABLES} --text x": "rows.tsv has no column 'x', it has text, label: give one of them",
+    f"classify {TABLES} --label class": "rows.tsv has no column 'class', it has text, label: choose with --text and --label",
+    f"classify {TABLES} --text x": "rows.tsv has no column 'x', it has text, label: choose with --text and --label",
     f"classify {TABLES} --dev absent.tsv": "absent.tsv: no such file",
     f"classify {TABLES} --dev other.tsv": "other.tsv has no column 'label'",
     "classify --checkpoint folder --predict absent --out labels.tsv": ABSENT,

@@ -69,34 +69,6 @@ def test_numbers_as_ids_and_questions_without_an_answer(tmp_path):
     assert [(question.id, question.is_impossible) for question in questions] == [("0", False), ("1", True), ("7", True)]
 
 
-def test_an_answer_is_corrected_only_where_its_text_is_once(tmp_path):
-    """Off by three, -1, and beyond the end; "the" is there twice, "no" nowhere."""
-    context = "the house and the old garden"
-    wrong = [("house", 7), ("garden", -1), ("old", 99), ("the", 1), ("no", 0)]
-    right = [("the", 0), ("the", 14), ("and", 10), ("house", 4), ("old", 18), ("garden", 22)]
-    data = read_squad(write_json(tmp_path / "a.json", squad_of(context, *wrong, *right)))
-    starts = [question.answers[0].start for question in data.questions]
-    assert starts == [4, 22, 18, 1, 0, *(start for _, start in right)]
-    (note,) = data.notes
-    assert note.startswith("3 answers were not at their answer_start")
-    assert note.endswith("(0, 1, 2)")
-    squad = squad_of(context, ("house", 7), *right)
-    squad["data"][0]["paragraphs"][0]["qas"][0]["answers"].append({"text": "the", "answer_start": 1})
-    (note,) = read_squad(write_json(tmp_path / "two.json", squad)).notes
-    assert note.endswith("that has their text (0)")
-    assert not read_squad(write_json(tmp_path / "b.json", squad_of(context, *right))).notes
-
-
-def test_starts_in_other_units_are_refused(tmp_path):
-    """UTF-16 units, as JavaScript counts, and bytes."""
-    context = "\U0001f600 Zoë likes the old garden"
-    for encoding, size in (("utf-16-le", 2), ("utf-8", 1)):
-        before = {word: context[: context.index(word)].encode(encoding) for word in ("likes", "old", "garden")}
-        starts = [(word, len(text) // size) for word, text in before.items()]
-        with pytest.raises(UserError, match=r"3 of 3 answers are not at their answer_start.*\(0, 1, 2\).*UTF-16"):
-            read_squad(write_json(tmp_path / "a.json", squad_of(context, *starts)))
-
-
 OFFICIAL = json.dumps(squad_of("a b c", ("b", 2)))
 FLAT = {"id": 1, "context": "a b c", "question": "?", "answers": {"text": ["b"], "answer_start": [2]}}
 FLAT = json.dumps(FLAT) + "\n"
@@ -104,7 +76,7 @@ FORMS = "questions are read from SQuAD's JSON, .* docs/converting.md"
 LAYOUT = "does not have the layout .{}.*: " + FORMS
 # What is replaced in a file with one question, by what, and the message.
 REFUSED_VALUES = [
-    (OFFICIAL, OFFICIAL, '{"data": []}', f"holds no questions: {FORMS}"),
+    (OFFICIAL, OFFICIAL, '{"data": []}', f"holds 0 questions with 0 different ids: {FORMS}"),
     (OFFICIAL, OFFICIAL, f"[{OFFICIAL}]", LAYOUT.format(".*, not an object")),
     (OFFICIAL, OFFICIAL, FLAT + FLAT, LAYOUT.format("is not JSON")),
     (OFFICIAL, '"data"', '"rows"', LAYOUT.format("'data' is missing")),
@@ -112,16 +84,10 @@ REFUSED_VALUES = [
     (OFFICIAL, '"a b c"', "null", LAYOUT.format("None is not a string")),
     (OFFICIAL, '"id": 0', f'"id": "{"x" * 2000}"', "has 2,000 characters, a name has from 1 to 1,000"),
     (OFFICIAL, '"id": 0', r'"id": "a\n\u001b[31m"', "has a character that cannot be printed"),
-    (OFFICIAL, '"id": 0', r'"id": "\ud800"', "has a character that cannot be printed"),
     (OFFICIAL, '"answer_start": 2', '"answer_start": "2"', LAYOUT.format("'2' is not an integer")),
     (OFFICIAL, '"answer_start": 2', '"answer_start": NaN', "has NaN, which is not a finite number"),
-    (OFFICIAL, '"answer_start": 2', f'"answer_start": {"9" * 5000}', "a number of 5,000 digits"),
-    (OFFICIAL, '"id": 0', '"id": 0, "x": ' + "[" * 9999 + "]" * 9999, "is nested more than 100 levels deep"),
-    (OFFICIAL, '"text": "b"', '"text": "B"', "1 of 1 answers are not at their answer_start, such as 'B' .0.: starts"),
-    (FLAT, FLAT, FLAT + FLAT, "the id 1 occurs 2 times"),
-    (FLAT, '"id": 1, ', "", LAYOUT.format("'id' is missing")),
+    (FLAT, FLAT, FLAT + FLAT, "holds 2 questions with 1 different ids .1 occurs more than once."),
     (FLAT, '["b"]', "[]", LAYOUT.format("zip")),
-    (FLAT, '{"text": ["b"], "answer_start": [2]}', '["b"]', LAYOUT.format("")),
     (FLAT, '{"text": ["b"], "answer_start": [2]}', '"b"', LAYOUT.format("")),
     (FLAT, '"answers"', '"answer"', LAYOUT.format("'answers' is missing")),
     (FLAT, FLAT, FLAT + '{"id": 2, "con\n', "line 2 is not JSON"),

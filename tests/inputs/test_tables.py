@@ -171,9 +171,7 @@ def test_a_class_without_a_name(tmp_path):
     for value in (2, -2):
         table = pa.table({"label": [0, value]}).replace_schema_metadata({"huggingface": json.dumps(features)})
         parquet.write_table(table, tmp_path / "t.parquet")
-        with pytest.raises(
-            UserError, match=rf"rows 1 to 2: a value cannot be read \({value} is not the number of one of"
-        ):
+        with pytest.raises(UserError, match=rf"is damaged .* \({value} is not the number of one of its 2 classes"):
             list(TableFile(tmp_path / "t.parquet").rows())
 
 

@@ -111,8 +111,7 @@ def _write(
         with progress_bar(total, f"{split}: encode", "question", delay=2) as bar:
             counted = write_squad_split(directory, split, paragraphs, tokenizer, bar.update)
         facts[split] = {"version": file.version, "source_questions": len(file.questions), **counted}
-        of_scores = list(seen_notes(written)) if split == "valid" else []
-        facts[split]["notes"] = [*file.notes, *of_scores]
+        facts[split]["notes"] = list(seen_notes(written)) if split == "valid" else []
         report(split, facts[split])
     write_manifest(directory / MANIFEST, description | {"splits": facts})
 

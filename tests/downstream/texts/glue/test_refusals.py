@@ -12,7 +12,7 @@ OWN_TASKS = {
     "mine: {train: own.tsv, colour: red}": "needs train, and may only have",
     "mine: {train: own.tsv, text: {a: 1}}": "text cannot be {'a': 1}",
     "mine: {train: own.tsv, no_header: 'false'}": "no_header cannot be 'false'",
-    "mine: {train: own.tsv, kind: labels, label_separator: ''}": "the separator of labels is empty",
+    "mine: {train: own.tsv, kind: labels, label_separator: ''}": "line 2, column label: empty separator",
     "mine: {train: own.tsv, dev: nothing.tsv}": "nothing.tsv: no such file",
     "mine: {train: own.tsv, kind: words}": "kind cannot be 'words'",
     "[mine]": "",
