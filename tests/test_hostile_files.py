@@ -12,7 +12,6 @@ import pytest
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.inputs.question_files import read_squad
-from amos_fairseq.text import prepare as prepare_text
 
 TEXTS = (
     *("null", "5", "[]", "[5]", "{}", '"x"', "true", "", "\0", "{", "Infinity", "NaN", '"\\ud800"'),
@@ -27,23 +26,8 @@ VALUES = (
 
 QUESTION = {"id": "q", "question": "w", "is_impossible": False, "answers": [{"text": "a", "answer_start": 0}]}
 SQUAD = {"version": "v2.0", "data": [{"title": "t", "paragraphs": [{"context": "a b", "qas": [QUESTION]}]}]}
-ANSWER = {"text": "a", "start": 0, "tokens": [0, 1]}
-INPUT = {"bytes": 2, "sha256": "x"}
-CORPUS = {"task_data": "x", "settings": {"seed": 1}, "inputs": [INPUT], "shards": [{"directory": "."}]}
-SPLIT = {"inputs": [{"documents": 1}], "train": [[2]], "sample": {"documents": 1, "paragraphs": 1, "bytes": 2}}
-IDENTITY = {"settings": {"seed": 1}, "inputs": []}
 
-
-def continue_corpus(path: Path) -> None:
-    with prepare_text._unfinished_corpus(path.parents[1], IDENTITY):
-        raise SystemError("it would continue here")  # which removes nothing
-
-
-READERS: dict[str, tuple[str, Any, Callable[[Path], Any]]] = {
-    "SQuAD": ("dev.json", SQUAD, read_squad),
-    "corpus.json": ("corpus.json", CORPUS, lambda path: prepare_text.is_finished_corpus(path.parent, {"seed": 1}, [])),
-    "split.json": (".prepare/text/split.json", SPLIT, lambda path: prepare_text._read_inputs(path.parent, [], None)),
-}
+READERS: dict[str, tuple[str, Any, Callable[[Path], Any]]] = {"SQuAD": ("dev.json", SQUAD, read_squad)}
 
 
 def places(content: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
@@ -86,8 +70,7 @@ def test_damaged_files_are_read_or_refused(name, tmp_path):
     path = tmp_path / "out" / file_name
     path.parent.mkdir(parents=True)
     path.write_text(json.dumps(content))
-    if name != "corpus.json":  # of other inputs
-        read(path)
+    read(path)
     wrong = {}
     for text in (*TEXTS, *damaged(content)):
         path.write_text(text)
@@ -105,13 +88,6 @@ def test_damaged_files_are_read_or_refused(name, tmp_path):
     wrong["a pipe"] = outcome(read, path)
     assert {text: what for text, what in wrong.items() if what} == {}
     shutil.rmtree(tmp_path)
-
-
-def test_parts_of_a_corpus_without_an_identity_are_refused(tmp_path):
-    for stage in ("text", "tokenizer"):
-        (tmp_path / stage / ".prepare" / stage).mkdir(parents=True)
-        with pytest.raises(UserError, match="was not written by this command"):
-            continue_corpus(tmp_path / stage / ".prepare" / "identity.json")
 
 
 def test_half_surrogates_are_refused_where_they_would_be_written(tmp_path):

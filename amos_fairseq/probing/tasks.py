@@ -24,7 +24,7 @@ from amos_fairseq.inputs.files import read_lines
 from amos_fairseq.inputs.schemes import notation_of, spans_of
 from amos_fairseq.inputs.word_files import Sentence, heads_of, join_words, read_conllu, read_sentences, spaces_in
 from amos_fairseq.output.terminal import say
-from amos_fairseq.text.prepared_data import check_inputs, describe_source, fill_out
+from amos_fairseq.text.prepared_data import check_paths, describe_source, fill_out
 from amos_fairseq.untrusted import field, parse_json, plain_name, text_in
 
 SPLITS = ("train", "valid", "test")
@@ -299,7 +299,7 @@ def corpora_of(args: argparse.Namespace) -> dict[str, dict[str, Path]]:
     paths = {flag: getattr(args, flag) for flag in CONVERTERS if getattr(args, flag) is not None}
     if not paths or any(len(files) not in (2, 3) for files in paths.values()):
         raise UserError("give --treebank, --chunks or --relations with two or three files, TRAIN [DEV] TEST")
-    check_inputs([path for files in paths.values() for path in files], "correct its name")
+    check_paths([path for files in paths.values() for path in files])
     names = {2: ("train", "test"), 3: SPLITS}
     return {flag: dict(zip(names[len(files)], files, strict=True)) for flag, files in paths.items()}
 

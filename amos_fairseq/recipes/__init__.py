@@ -81,12 +81,6 @@ def packaged_costs() -> dict[str, Costs]:
     return table
 
 
-def planned_text(name: str) -> int:
-    """Return the tokens of text of all updates of a packaged recipe on one rank, without the ``<s>`` of a block."""
-    costs = packaged_costs()[name]
-    return costs["tokens"] // costs["length"] * (costs["length"] - 1)
-
-
 def did_you_mean(similar: Sequence[str]) -> str:
     """Return "; did you mean A or B?", or an empty string without any similar name."""
     return f"; did you mean {' or '.join(similar)}?" if similar else ""

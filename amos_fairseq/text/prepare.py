@@ -1,6 +1,6 @@
 """``amos prepare text``: convert raw text to a binarized corpus for ``fairseq-train``.
 
-OUT/.prepare/identity.json          settings and inputs: the same command continues here
+OUT/.prepare/made_of                hash of settings and inputs: the same command continues here
              text/                  the inputs in one pass: files of documents, validation text, sample for the vocabulary;
                                     with --shard only those files of documents that this machine encodes are kept
              tokenizer/             learned from the sample, or the user's
@@ -14,6 +14,7 @@ import argparse
 import contextlib
 import dataclasses
 import functools
+import hashlib
 import itertools
 import os
 import re
@@ -39,7 +40,6 @@ from amos_fairseq.inputs.documents import DocumentFile
 from amos_fairseq.inputs.files import files_of
 from amos_fairseq.output.terminal import progress_bar, say
 from amos_fairseq.process import version_of
-from amos_fairseq.recipes import planned_text
 from amos_fairseq.text import DEFAULT_VOCAB_SIZE, LARGEST_VOCABULARY
 from amos_fairseq.text.encoding import (
     NUM_FAIRSEQ_SYMBOLS,
@@ -48,7 +48,6 @@ from amos_fairseq.text.encoding import (
     encode_file,
     encoded_file,
     in_own_process,
-    is_much,
     join_encoded,
     lost_shares,
     number_of_processes,
@@ -68,41 +67,42 @@ from amos_fairseq.text.split import (
 )
 from amos_fairseq.text.tokenization import load_tokenizer
 from amos_fairseq.text.tokenization.exported import export_obstacle
-from amos_fairseq.text.tokenization.fast_tokenizer import SENTENCEPIECE, FastTokenizer
+from amos_fairseq.text.tokenization.fast_tokenizer import SENTENCEPIECE
 from amos_fairseq.text.tokenization.tokenizer import SPACE, SPECIAL_SYMBOLS, Tokenizer
 from amos_fairseq.text.vocabulary import learn_tokenizer
-from amos_fairseq.untrusted import LARGEST_COUNT, field, is_unicode, read_json, whole_number
+from amos_fairseq.untrusted import is_unicode, read_json
 
-UNFINISHED = ".prepare"
+UNFINISHED, _MADE_OF = ".prepare", "made_of"
 _MEGABYTE = 1_000_000
+# Of options that are numbers above 0.
+_LARGEST = {
+    "valid_share": 0.99,
+    **dict.fromkeys(("shard_megabytes", "valid_megabytes", "sample_megabytes"), 1_000_000_000),
+    "vocab_size": LARGEST_VOCABULARY,
+    "character_coverage": 1,
+}
 _LIBRARIES = ("fairseq-fixed", "sentencepiece", "tokenizers")
-_SIZES = ("tiny", "mini", "small", "base")
-_LOOKED_AT = 1 << 20  # characters of the sample for the vocabulary, to name those that have no piece
 RARE_CHARACTER = "\U0001242b"  # a numeral in cuneiform, which no vocabulary has but as bytes
 
 
 def run(arguments: argparse.Namespace) -> None:
     # What can be checked is checked before any work.
     paths, out = arguments.text, arguments.out
-    check_paths(*paths, out)
+    check_paths(paths, out)
     if ":" in str(out):
-        where = "the name" if ":" in out.name else "the folder in front of the name"
         raise UserError(
-            f"--out {out}: {where} has a colon, by which fairseq separates the shards of a corpus: choose another one, or run "
-            "this command and training in the folder, with a relative path"
+            f"--out {out} has a colon, by which fairseq separates shards: give another folder, or a relative path"
         )
-    if out.exists() and not out.is_dir():
-        raise UserError(f"--out {out} is not a directory")
     settings, workers = _settings(arguments), number_of_processes(arguments.workers)
-    if len({path.resolve() for path in paths}) < len(paths):
-        raise UserError("the same input file is given twice")
     for path in paths:
         DocumentFile(path, settings.text_column, settings.document).print_first()
     inputs = _describe_inputs(paths)
-    if is_finished_corpus(out, settings.describe(), inputs):
+    described = json_text({"settings": settings.describe(), "inputs": [facts["sha256"] for facts in inputs]})
+    made_of = hashlib.sha256(described.encode()).hexdigest()
+    if _is_finished(out, made_of):
         say(f"{out} is finished already, with these inputs and settings: nothing to do")
         return
-    with _unfinished_corpus(out, {"settings": settings.describe(), "inputs": inputs}) as root:
+    with _unfinished_corpus(out, made_of) as root:
         split = _read_inputs(root / "text", paths, settings)
         tokenizer = _make_tokenizer(root, settings, workers)
         if tokenizer.protected:
@@ -110,16 +110,15 @@ def run(arguments: argparse.Namespace) -> None:
             say(f"never masked, sampled or predicted: {' '.join(tokenizer.protected[:10])}{others}")
         shards = shards_of(split, settings)
         _encode(root, shards, workers)
-        manifest = _join(root, out, inputs, split, shards, settings, tokenizer)
-        advice = _advice(settings, manifest["train"], tokenizer, root / "text" / SAMPLE)
+        manifest = {"made_of": made_of} | _join(root, out, inputs, split, shards, settings, tokenizer)
+        (root / "corpus" / CORPUS_FILE).write_text(json_text(manifest), encoding="utf-8")
         _publish(root / "corpus", out)
-    say(describe_loss(manifest["train"], advice))
+    say(describe_loss(manifest["train"], _advice(settings, manifest["train"])))
     if settings.part is None:
         say(f"{manifest['train']['tokens']:,} tokens to train on, {manifest['valid']['tokens']:,} to validate")
     if getattr(arguments, "for_adapt", False):  # which has a recipe of its own
         return
     if settings.part is None:
-        _say_epochs(manifest["train"]["tokens"])
         data = shlex.quote(f"task.data={manifest['task_data']}")
     else:
         say(f"{manifest['train']['tokens']:,} tokens to train on in {', '.join(shards)}")
@@ -135,46 +134,41 @@ def _describe_inputs(paths: list[Path]) -> list[dict[str, Any]]:
     return [{"name": path.name, "bytes": size, "sha256": sha256} for path, size, sha256 in facts]
 
 
+def _is_finished(out: Path, made_of: str) -> bool:
+    """Return whether ``out`` has the corpus of these inputs and settings; refuse a folder that has anything else."""
+    manifest = read_json(out / CORPUS_FILE, "give another --out", optional=True)
+    begun = out / UNFINISHED / _MADE_OF
+    if manifest is not None or begun.is_file():
+        is_other = made_of != (begun.read_text() if manifest is None else manifest.get("made_of"))
+    else:
+        is_other = out.exists() and (not out.is_dir() or any(path.name != UNFINISHED for path in out.iterdir()))
+    if is_other:
+        raise UserError(f"--out {out} is not empty, and was not made of these inputs and settings: give another folder")
+    return manifest is not None
+
+
 @contextlib.contextmanager
-def _unfinished_corpus(out: Path, identity: dict[str, Any]) -> Iterator[Path]:
-    """Lock ``OUT/.prepare`` and yield it. Remove it after the body, unless another run can continue it."""
+def _unfinished_corpus(out: Path, made_of: str) -> Iterator[Path]:
+    """Lock ``OUT/.prepare`` and yield it. Remove it after the body, unless the same command can continue it."""
     root, is_new = out / UNFINISHED, not out.exists()
-    if not is_new and not root.is_dir() and any(out.iterdir()):
-        raise UserError(f"--out {out} is not empty and contains no corpus of amos prepare: give another directory")
     root.mkdir(parents=True, exist_ok=True)
-    lock = take_lock(
-        root / "lock", f"another amos prepare is writing {out}", "wait for it, or give another output directory"
-    )
+    lock = take_lock(root / "lock", f"another amos prepare is writing {out}", "wait for it, or give another --out")
     try:
-        _check_identity(root, identity)
-        can_continue = False
-        try:
-            yield root
-        except UserError as error:
-            # After a killed process the same command may succeed with fewer workers; other errors need other arguments.
-            can_continue = isinstance(error, KilledWorkerError) and (root / TOKENIZER_DIRECTORY).is_dir()
-            raise
-        except BaseException:
-            can_continue = (root / "text").is_dir()
-            raise
-        finally:
-            if not can_continue:
-                shutil.rmtree(root)
+        write_text(root / _MADE_OF, made_of)
+        yield root
+    except BaseException as error:
+        # After a killed process the same command may succeed with fewer workers; other errors need other arguments.
+        is_killed = isinstance(error, KilledWorkerError)
+        part = root / (TOKENIZER_DIRECTORY if is_killed else "text")
+        if not part.is_dir() or (isinstance(error, UserError) and not is_killed):
+            shutil.rmtree(root)
+        raise
+    else:
+        shutil.rmtree(root)
     finally:
         if is_new and not any(out.iterdir()):
             out.rmdir()
         lock.release()
-
-
-def _check_identity(root: Path, identity: dict[str, Any]) -> None:
-    """Write the inputs and settings of a corpus that is begun, or refuse to continue that of others."""
-    record, text = root / "identity.json", json_text(identity)
-    if not record.is_file() and any(path.name != "lock" for path in root.iterdir()):
-        raise UserError(f"{root} was not written by this command: remove it, or give another --out")
-    if record.is_file() and record.read_bytes() != text.encode():
-        problem = f"{root.parent} contains an unfinished corpus of other inputs or settings"
-        raise UserError(f"{problem}: repeat the command that started it, or remove {root}")
-    write_text(record, text)
 
 
 def _read_inputs(text: Path, paths: list[Path], settings: CorpusSettings) -> Split:
@@ -188,13 +182,7 @@ def _read_inputs(text: Path, paths: list[Path], settings: CorpusSettings) -> Spl
                 if path.name not in kept:
                     path.unlink()
             (directory / record.name).write_text(json_text(dataclasses.asdict(split)), encoding="utf-8")
-    hint = "what is unfinished was removed, repeat the command"
-    content = read_json(record, hint)
-    try:
-        train = [[whole_number(size) for size in group] for group in field(content, "train", list)]
-        return Split([dict(counts) for counts in field(content, "inputs", list)], field(content, "sample", dict), train)
-    except (ValueError, TypeError) as error:
-        raise UserError(f"{record} is damaged: {hint}") from error
+    return Split(**read_json(record, "what is unfinished was removed, repeat the command"))
 
 
 def _make_tokenizer(root: Path, settings: CorpusSettings, workers: int) -> Tokenizer:
@@ -257,7 +245,7 @@ def _join(
     settings: CorpusSettings,
     tokenizer: Tokenizer,
 ) -> dict[str, Any]:
-    """Write the shards, the tokenizer and ``corpus.json`` to ``.prepare/corpus``; return the content of the last."""
+    """Write the shards and the tokenizer to ``.prepare/corpus``; return the content of ``corpus.json``."""
     corpus = root / "corpus"
     shutil.rmtree(corpus, ignore_errors=True)
     tokenizer.save(corpus / TOKENIZER_DIRECTORY)
@@ -269,7 +257,7 @@ def _join(
         records.append({"directory": name, **_write_shard(corpus / name, texts, tokenizer)})
         shutil.copyfile(corpus / TOKENIZER_DIRECTORY / DICTIONARY_FILE, corpus / name / DICTIONARY_FILE)
     of_train = [record["train"] for record in records]
-    manifest = {
+    return {
         "task_data": ":".join(str(out / name) for name in shards),
         "settings": settings.describe(),
         "versions": {library: version_of(library) for library in _LIBRARIES},
@@ -280,8 +268,6 @@ def _join(
         "valid": records[0].get("valid"),
         "shards": records,
     }
-    (corpus / CORPUS_FILE).write_text(json_text(manifest), encoding="utf-8")
-    return manifest
 
 
 def _write_shard(directory: Path, texts: dict[str, list[Path]], tokenizer: Tokenizer) -> dict[str, Any]:
@@ -320,77 +306,35 @@ def _publish(corpus: Path, out: Path) -> None:
             os.replace(path, target)
 
 
-def _say_epochs(num_tokens: int) -> None:
-    """Recipes of other objectives have other numbers of updates."""
-    epochs = {name: planned_text(name) / num_tokens for name in (f"amos_{size}" for size in _SIZES)}
-    shown = (f"{name} {number:,.{1 if number < 10 else 0}f}" for name, number in epochs.items())
-    say(f"epochs of this text in all updates of a recipe: {', '.join(shown)}; fewer with optimization.max_update=N")
-
-
-def _advice(settings: CorpusSettings, counts: dict[str, Any], tokenizer: Tokenizer, sample: Path) -> str:
-    """Return what to do if the tokenizer loses much of the text, and what has no piece."""
-    unknown = ""
-    if is_much(counts["unknown"], counts["unknown_share"]):
-        with open(sample, encoding="utf-8", newline="\n") as stream:
-            text = stream.read(_LOOKED_AT)
-        most = tokenizer.count_unknown(text.split("\n")).most_common(10)
-        parts = ", ".join(f"{part[:20]!r} {number:,}" for part, number in most)
-        unknown = f"; without a piece, in {len(text):,} characters: {parts}"
+def _advice(settings: CorpusSettings, counts: dict[str, Any]) -> str:
+    """Return what to do if the tokenizer loses much of the text."""
     if settings.tokenizer is not None:
-        return f"this tokenizer does not fit the text: give another one, or none, so that one is learned{unknown}"
+        return "this tokenizer does not fit the text: give another one, or none, so that one is learned"
     if counts["dropped_share"] > counts["unknown_share"]:
         return "U+FFFD and control characters are removed: they stand for a wrong encoding, so convert the text again"
-    return f"give a larger --vocab-size, --character-coverage or --sample-megabytes{unknown}"
-
-
-def is_finished_corpus(out: Path, settings: dict[str, Any], inputs: list[dict[str, Any]]) -> bool:
-    """Return whether ``out`` contains the finished corpus of these inputs and settings; refuse one of others."""
-    path = out / CORPUS_FILE
-    if not path.is_file():
-        return False
-    manifest = read_json(path, "it was not written by amos prepare; give another --out")
-    try:
-        recorded = field(manifest, "settings", dict)
-        sources = [(record["bytes"], record["sha256"]) for record in manifest["inputs"]]
-    except (KeyError, TypeError, ValueError) as error:
-        raise UserError(f"{path} was not written by amos prepare: give another --out") from error
-    there = {name: recorded.get(name) for name in settings}
-    if there != settings:
-        raise UserError(f"{out} contains a finished corpus with other settings: give another --out, or remove it")
-    if sources != [(facts["bytes"], facts["sha256"]) for facts in inputs]:
-        known = [sha256 for _, sha256 in sources]
-        new = next(
-            (f" ({facts['name']} is new, or has changed)" for facts in inputs if facts["sha256"] not in known),
-            " (the same files, but another number or order of them)",
-        )
-        raise UserError(f"{out} contains a finished corpus of other inputs{new}: give another --out, or remove {out}")
-    shutil.rmtree(out / UNFINISHED, ignore_errors=True)  # left by a run that was killed in its last step
-    return True
+    return "give a larger --vocab-size, --character-coverage or --sample-megabytes"
 
 
 def _settings(arguments: argparse.Namespace) -> CorpusSettings:
-    if not 0 < arguments.valid_share < 1:
-        raise UserError(f"--valid-share {arguments.valid_share} must be between 0 and 1")
-    sizes = {}
-    for name in ("shard", "valid", "sample"):
-        megabytes = getattr(arguments, f"{name}_megabytes")
-        if not 0.5 < megabytes * _MEGABYTE < LARGEST_COUNT:  # false for nan
-            raise UserError(f"--{name}-megabytes {megabytes} must be a finite number greater than 0")
-        sizes[f"{name}_bytes"] = round(megabytes * _MEGABYTE)
+    for name, most in _LARGEST.items():
+        value = getattr(arguments, name)
+        if value is not None and not 0 < value <= most:  # false for nan
+            raise UserError(f"--{name.replace('_', '-')} {value}: give a number above 0, at most {most:,}")
+    for token in arguments.protect:
+        if token in SPECIAL_SYMBOLS or not is_unicode(token) or re.search(rf"[\s{SPACE}]|^$", token):
+            raise UserError(f"--protect {token!a}: give a token without spaces, other than {' '.join(SPECIAL_SYMBOLS)}")
     tokenizer = bpe = size = None
-    protected = _protected_tokens(arguments.protect)
+    protected = list(dict.fromkeys(arguments.protect))
     if arguments.tokenizer is not None:
-        tokenizer, protected = _with_protected(_read_tokenizer(arguments), protected, arguments.tokenizer), None
-        _try_tokenizer(arguments.tokenizer, tokenizer)
+        tokenizer, protected = _read_tokenizer(arguments, protected), None
         cased = tokenizer.cased
     else:
-        bpe = SENTENCEPIECE
-        cased = arguments.cased is not False
+        bpe, cased = SENTENCEPIECE, arguments.cased is not False
         size = DEFAULT_VOCAB_SIZE if arguments.vocab_size is None else arguments.vocab_size
-        if not 1 <= size <= LARGEST_VOCABULARY:
-            raise UserError(f"--vocab-size {size}: give at least 1 and at most {LARGEST_VOCABULARY:,}")
-        if arguments.character_coverage is not None and not 0 < arguments.character_coverage <= 1:
-            raise UserError(f"--character-coverage {arguments.character_coverage}: give a share above 0, at most 1")
+    sizes = {
+        f"{name}_bytes": max(1, round(getattr(arguments, f"{name}_megabytes") * _MEGABYTE))
+        for name in ("shard", "valid", "sample")
+    }
     return CorpusSettings(
         bpe=bpe,
         vocab_size=size,
@@ -416,48 +360,20 @@ def _part(value: str | None) -> list[int] | None:
     return [index, number]
 
 
-def _protected_tokens(given: list[str]) -> list[str]:
-    for token in given:
-        if token in SPECIAL_SYMBOLS or not is_unicode(token) or re.search(rf"[\s{SPACE}]|^$", token):
-            raise UserError(f"--protect {token!a}: give a token without spaces, other than {' '.join(SPECIAL_SYMBOLS)}")
-    return list(dict.fromkeys(given))
-
-
-def _with_protected(tokenizer: Tokenizer, tokens: list[str], path: Path) -> Tokenizer:
-    if not tokens:
-        return tokenizer
-    if not isinstance(tokenizer, FastTokenizer):
-        raise UserError(f"--protect needs a tokenizer.json, which {path} does not have: leave it out")
-    try:
-        return tokenizer.with_protected(tokens)
-    except UserError as error:
-        raise UserError(f"--tokenizer {path} with --protect: {error}") from error
-
-
-def _read_tokenizer(arguments: argparse.Namespace) -> Tokenizer:
-    for flag, value in {
-        "--vocab-size": arguments.vocab_size,
-        "--character-coverage": arguments.character_coverage,
-        "--cased or --uncased": arguments.cased,
-    }.items():
-        if value is not None:
-            raise UserError(f"{flag} cannot be combined with --tokenizer, which determines it: remove one of them")
-    if arguments.tokenizer.suffix == ".model":
-        raise UserError(
-            f"--tokenizer {arguments.tokenizer}: SentencePiece models are not read: give the folder of a tokenizer.json, which "
-            "save_pretrained of transformers writes for many of them, or leave --tokenizer out to learn a vocabulary"
+def _read_tokenizer(arguments: argparse.Namespace, protected: list[str]) -> Tokenizer:
+    if refused := [
+        name for name in ("vocab_size", "character_coverage", "cased") if getattr(arguments, name) is not None
+    ]:
+        flag = refused[0].replace("_", "-")
+        raise UserError(f"--{flag} cannot be combined with --tokenizer, which determines it: leave one of them out")
+    tokenizer = load_tokenizer(arguments.tokenizer)
+    if protected:
+        tokenizer = tokenizer.with_protected(protected)
+    # What would otherwise show after hours: no piece for unknown characters, no export.
+    if tokenizer.count_dropped([RARE_CHARACTER])[1]:
+        say(
+            f"WARNING: {arguments.tokenizer} has no unknown token: it leaves out each character that its vocabulary lacks"
         )
-    return load_tokenizer(arguments.tokenizer)
-
-
-def _try_tokenizer(path: Path, tokenizer: Tokenizer) -> None:
-    """Find in a second what would otherwise show after hours: no piece for unknown characters, no export."""
-    try:
-        _, dropped = tokenizer.count_dropped([RARE_CHARACTER])
-        obstacle = export_obstacle(tokenizer)
-    except UserError as error:
-        raise UserError(f"--tokenizer {path}: {error}") from error
-    if dropped:
-        say(f"WARNING: {path} has no unknown token: it leaves out each character that its vocabulary lacks")
-    if obstacle is not None:
-        say(f"WARNING: amos export will refuse models with {path}: {obstacle}")
+    if obstacle := export_obstacle(tokenizer):
+        say(f"WARNING: amos export will refuse models with {arguments.tokenizer}: {obstacle}")
+    return tokenizer

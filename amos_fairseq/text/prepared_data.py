@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from amos_fairseq.errors import UserError, explain_os_errors
+from amos_fairseq.errors import UserError, explain_os_errors, printable
 from amos_fairseq.files import (
     DICTIONARY_FILE,
     TOKENIZER_DIRECTORY,
@@ -51,19 +51,11 @@ class Sample:
         return sorted(random.Random(self.seed).sample(range(total), self.limit))
 
 
-def check_inputs(paths: Sequence[Path], advice: str) -> None:
-    """Refuse a missing file or folder, and a name that UTF-8 cannot represent."""
-    check_paths(*paths)
-    for path in paths:
-        if not path.exists():
-            raise UserError(f"{path}: no such file: {advice}")
-
-
-def check_paths(*paths: Path) -> None:
-    """Refuse the path of an input or output that UTF-8 cannot represent: manifests contain it."""
-    for path in paths:
-        if not is_unicode(str(path)):
-            raise UserError(f"the name of {str(path)!r} is not UTF-8: rename it, for example with convmv")
+def check_paths(inputs: Sequence[Path], *outputs: Path) -> None:
+    """Refuse an input that is missing, and a path that UTF-8 cannot represent: manifests contain it."""
+    for path in (*inputs, *outputs):
+        if not is_unicode(str(path)) or (path in inputs and not path.exists()):
+            raise UserError(f"{printable(str(path))}: no such file, or a name that is not UTF-8: correct it")
 
 
 def describe_source(path: Path) -> dict[str, str]:
@@ -77,7 +69,7 @@ def describe_source(path: Path) -> dict[str, str]:
 def description_of(sources: Mapping[str, Path], tokenizer: Tokenizer, settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return what determines prepared data, as JSON gives it back: the raw files, or folders, by split, the tokenizer and the
     settings. Names and contents of the files count."""
-    check_inputs(list(sources.values()), "correct its name")
+    check_paths(list(sources.values()))
     description = {
         "settings": settings,
         "sources": {split: describe_source(path) for split, path in sources.items()},

@@ -124,14 +124,12 @@ def split_corpus(inputs: list[Path], directory: Path, settings: CorpusSettings, 
     num_sampled = sum(sampled.values())
     if num_sampled - len(sampled) > _MANY_COPIES * num_sampled:
         say(f"{num_sampled - len(sampled):,} of {num_sampled:,} documents (in the sample) are copies of others")
-    if not train.groups:
+    learnable = rests_of(sampled)
+    if not train.groups or not learnable:
         raise UserError(
             "nothing would be left to train on beside the validation text: give at least two different paragraphs or documents "
-            "(one JSON object per line, blank lines, or --document line)"
+            "(one JSON object per line, blank lines, or --document line), or a larger --sample-megabytes"
         )
-    learnable = rests_of(sampled)
-    if not learnable:
-        raise UserError("--sample-megabytes leaves no document to learn the vocabulary from: give a larger sample")
     held = [(heads[document], number) for document, number in candidates.items() if document in heads]
     size = _count(held)["bytes"]
     is_as_asked = asked / 2 <= size <= 2 * asked

@@ -135,18 +135,12 @@ def train_sentencepiece(
             minloglevel=2,
         )
     except RuntimeError as error:
-        if limit := re.search(r"size too high .*<= (\d+)", str(error)):
-            largest = int(limit.group(1)) - _NOT_LEARNED
-            raise UserError(
-                f"--vocab-size {vocab_size} is larger than the text allows: give at most {largest}, or more text"
-            ) from error
-        if limit := re.search(r"smaller than required_chars\. \d+ vs (\d+)", str(error)):
-            smallest = int(limit.group(1)) - _NOT_LEARNED
-            unless = ", or --character-coverage 1 if the text needs few of ASCII" if character_coverage is None else ""
-            raise UserError(
-                f"--vocab-size {vocab_size} leaves no piece for some characters: give at least {smallest}{unless}"
-            ) from error
-        raise UserError(f"no vocabulary can be learned from the text: give text with letters ({error})") from error
+        limit = re.search(r"(size too high.*<=|smaller than required_chars\. \d+ vs) (\d+)", str(error))
+        advice = f"give text with letters ({error})"
+        if limit is not None:
+            bound = "at most" if limit[1].endswith("<=") else "at least"
+            advice = f"give {bound} {int(limit[2]) - _NOT_LEARNED}, or another text or --character-coverage"
+        raise UserError(f"no vocabulary of --vocab-size {vocab_size} can be learned from the text: {advice}") from error
     return model.getvalue()
 
 

@@ -111,19 +111,15 @@ def test_same_bytes_for_two_processes(corpus, tmp_path, monkeypatch):
     assert file_bytes(tmp_path / "again") == file_bytes(out)
 
 
-def test_finished_corpus_is_unchanged(corpus, inputs, capsys, refused, tmp_path):
+def test_finished_corpus_is_unchanged(corpus, inputs, capsys, refused):
     out, flags = corpus
     before = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
     main([*flags, "--out", out])
     assert "finished already" in capsys.readouterr().err
-    for changed in (["--vocab-size", "201"], ["--uncased"]):
-        assert "a finished corpus with other settings: give another --out" in refused(*flags, *changed, "--out", out)
-    assert "of other inputs (the same files, but another number or order of them): give another" in refused(
-        inputs[0], *flags[2:], "--out", out
-    )
-    (tmp_path / "other.txt").write_text("Another text.\n\n" * 50, encoding="utf-8")
-    line = refused(tmp_path / "other.txt", *flags[2:], "--out", out)
-    assert "of other inputs (other.txt is new, or has changed): give another --out, or remove" in line
+    for changed in ([*flags, "--vocab-size", "201"], [*flags, "--uncased"], [inputs[0], *flags[2:]]):
+        assert "is not empty, and was not made of these inputs and settings: give another" in refused(
+            *changed, "--out", out
+        )
     assert {path: path.stat().st_mtime_ns for path in out.rglob("*")} == before
 
 
@@ -157,7 +153,7 @@ def test_protected_tokens_are_kept_in_the_corpus(tmp_path, capsys, refused):
     flags = [source, "--out", tmp_path / "out", "--vocab-size", "150"]
     main([*flags, "--protect", "[E1]", "--workers", "1"])
     assert "never masked, sampled or predicted: [E1]\n" in capsys.readouterr().err
-    assert "a finished corpus with other settings: give another --out" in refused(*flags)
+    assert "was not made of these inputs and settings" in refused(*flags)
     task = make_task(tmp_path / "out")
     marker = task.dictionary.index("[E1]")
     assert task.special_ids == [0, 1, 2, 3, marker, marker + 1]
@@ -226,7 +222,7 @@ def test_names_that_are_not_utf8_are_refused(tmp_path, capsys, command):
         "text": [path, "--out", out, "--vocab-size", "100"],
         "text to": [__file__, "--out", os.fsdecode(folder + b"/out\xe9"), "--vocab-size", "100"],
     }[command]
-    assert "is not UTF-8: rename it" in error_line(capsys, prepare("text"), *arguments)
+    assert "a name that is not UTF-8" in error_line(capsys, prepare("text"), *arguments)
     assert os.listdir(folder) == [b"b\xe9.txt"]
 
 
@@ -260,10 +256,6 @@ def test_unknown_words(tmp_path, capsys):
     assert (dropped, unknown > 5) == (0, True)
     assert len(warnings) == 1
     assert "this tokenizer does not fit the text: give another one" in warnings[0]
-    named = re.split(r"without a piece, in [\d,]+ characters: ", warnings[0])[1]
-    counts = {word: int(number) for word, number in re.findall(r"'(E\d+)' (\d+)", named)}
-    assert set(counts) == set(EVENTS[60:])
-    assert 0.9 * total < sum(counts.values()) <= total  # without the text for validation
 
 
 def test_dropped_letters(tmp_path, capsys):

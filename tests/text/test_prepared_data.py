@@ -82,8 +82,8 @@ def test_a_source_can_be_a_folder(tmp_path: Path) -> None:
 
 def test_sources_are_there_and_have_names_in_utf_8(tmp_path: Path) -> None:
     fake: Any = SimpleNamespace(sha256="T")
-    for name, message in (("absent", "absent: no such file: correct its name"), ("b\udce9", "is not UTF-8: rename it")):
-        with pytest.raises(UserError, match=message):
+    for name in ("absent", "b\udce9"):
+        with pytest.raises(UserError, match=r"no such file, or a name that is not UTF-8"):
             description_of({"train": tmp_path / name}, fake, {})
 
 

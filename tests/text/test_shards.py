@@ -77,7 +77,7 @@ def test_a_killed_part_continues(corpus, halves, tmp_path, monkeypatch, refused)
     monkeypatch.setattr(text, "encode_file", encode)
     with pytest.raises(SystemError, match="killed here"):
         main(command)
-    assert "contains an unfinished corpus of other inputs or settings" in refused(*command[:-1], "0/2")
+    assert "was not made of these inputs and settings" in refused(*command[:-1], "0/2")
     monkeypatch.setattr(text, "split_corpus", None)
     main(command)
     assert len(done) == len(set(done)) + 1

@@ -156,7 +156,7 @@ def test_a_text_that_is_encoded_may_be_removed(models, trained, tmp_path, capsys
     before = text.read_text(encoding="utf-8")
     text.write_text(f"{before}\n\nmore", encoding="utf-8")
     line = error_line(capsys, main, *arguments, reports_progress=True)
-    assert "of other inputs (text.txt is new, or has changed)" in line
+    assert "was not made of these inputs and settings" in line
     text.unlink()
     assert main([str(word) for word in arguments]) == 0
     assert trained == ["adapt.yaml"] * 2

@@ -11,7 +11,7 @@ from amos_fairseq.errors import UserError
 from amos_fairseq.files import DICTIONARY_FILE, SETTINGS_FILE
 from amos_fairseq.text.tokenization.fast_tokenizer import HUGGING_FACE, SENTENCEPIECE, FastTokenizer
 from amos_fairseq.text.tokenization.microsoft_tokenizer import MicrosoftAmosTokenizer
-from amos_fairseq.text.tokenization.tokenizer import Tokenizer
+from amos_fairseq.text.tokenization.tokenizer import COPY_AGAIN, Tokenizer, read_dictionary_symbols
 from amos_fairseq.untrusted import read_json
 
 __all__ = ["KINDS", "Tokenizer", "load_tokenizer"]
@@ -25,13 +25,16 @@ KINDS: dict[str, type[Tokenizer]] = {
 def load_tokenizer(directory: str | Path) -> Tokenizer:
     directory = Path(directory)
     if (directory / SETTINGS_FILE).is_file():
-        settings = read_json(directory / SETTINGS_FILE, "copy the tokenizer directory again")
+        settings = read_json(directory / SETTINGS_FILE, COPY_AGAIN)
+        symbols = read_dictionary_symbols(directory / DICTIONARY_FILE)
         try:
             tokenizer = KINDS[settings["kind"]].from_files(directory, settings)
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise UserError(f"{directory / SETTINGS_FILE} has a missing or wrong setting: {error!r}") from error
-        tokenizer.check_dictionary(directory / DICTIONARY_FILE)
-        return tokenizer
+            if symbols == tokenizer.dictionary_symbols:
+                return tokenizer
+            problem = f"{DICTIONARY_FILE} is of another tokenizer"
+        except (AttributeError, KeyError, TypeError) as error:
+            problem = repr(error)
+        raise UserError(f"{directory} is not readable as a tokenizer ({problem}): {COPY_AGAIN}")
     if (directory / FastTokenizer.model_file).is_file() and not (directory / DICTIONARY_FILE).is_file():
         return FastTokenizer.from_files(directory, {})
     raise UserError(

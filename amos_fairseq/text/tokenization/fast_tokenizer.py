@@ -4,22 +4,21 @@ import contextlib
 import itertools
 import json
 import logging
-import os
 import re
-import reprlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tokenizers
-from tokenizers import AddedToken, decoders, models, processors
+from tokenizers import AddedToken, decoders, processors
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.inputs import UNSPACED
 from amos_fairseq.text import MASK_SYMBOL
 from amos_fairseq.text.tokenization.tokenizer import (
     BOS,
+    COPY_AGAIN,
     EOS,
     PAD,
     SPACE,
@@ -28,10 +27,9 @@ from amos_fairseq.text.tokenization.tokenizer import (
     AlignedPiece,
     Tokenizer,
     embedding_symbols,
-    read_model_file,
     unspell_piece,
 )
-from amos_fairseq.untrusted import LAST_KEYS, is_unicode, parse_json, read_json
+from amos_fairseq.untrusted import LAST_KEYS, is_unicode, parse_json, read_bytes, read_json
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -86,16 +84,9 @@ class FastTokenizer(Tokenizer):
         self._tokenizer.encode_special_tokens = True
         self.special_tokens, self.protected = special_tokens, protected
         ids = self._tokenizer.get_vocab(with_added_tokens=True)
-        absent = sorted(token for token in special_tokens.values() if token not in ids)
-        if absent:
-            raise ValueError(f"the special token {absent[0]} is not in its vocabulary")
-        added = {token.content for token in self._tokenizer.get_added_tokens_decoder().values()}
-        if unknown := sorted(set(protected) - (added - set(special_tokens.values()))):
-            raise ValueError(f"the protected token {unknown[0]} is not one of its added tokens")
         special_ids = {ids[token]: symbol for symbol, token in special_tokens.items()}
         vocabulary = sorted((piece for piece in ids if ids[piece] not in special_ids), key=ids.__getitem__)
         super().__init__(vocabulary, "A" in self.normalize("A"), model)
-        self.is_of_words = isinstance(self._tokenizer.model, models.WordLevel)
         is_learned = kind != HUGGING_FACE
         self._words = _Words(self._encode_words) if is_learned else None
         # The special tokens that the model may find in a text.
@@ -110,7 +101,7 @@ class FastTokenizer(Tokenizer):
     @classmethod
     def from_files(cls, directory: Path, settings: dict[str, Any]) -> "FastTokenizer":
         path = directory / cls.model_file
-        model = read_model_file(path)
+        model = read_bytes(path, COPY_AGAIN)
         try:
             library = _parse(model)
             if dropout := getattr(library.model, "dropout", None):
@@ -131,7 +122,6 @@ class FastTokenizer(Tokenizer):
         return {**super().settings(), "special_tokens": self.special_tokens, **protected}
 
     def with_protected(self, tokens: Sequence[str]) -> "FastTokenizer":
-        """Return the tokenizer that also protects ``tokens``, which are pieces of its vocabulary."""
         library = _parse(self.model)
         new = [token for token in dict.fromkeys(tokens) if token not in self.protected]
         for token in new:
@@ -211,11 +201,10 @@ def _explaining_refused_text(lines: list[str]) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        if not _is_of_library(error) or not all(isinstance(line, str) for line in lines):
+        if not _is_of_library(error):
             raise
-        if not all(map(is_unicode, lines)):
-            raise UserError("the text is not Unicode, such as bytes that are not UTF-8: convert it") from error
-        raise UserError(f"the tokenizer cannot encode all text ({error}): {ADD_UNKNOWN}") from error
+        advice = ADD_UNKNOWN if all(map(is_unicode, lines)) else "give text in Unicode"
+        raise UserError(f"the tokenizer cannot encode the text ({error}): {advice}") from error
 
 
 class _Words(dict[str, tuple[str, ...]]):
@@ -292,9 +281,7 @@ def _configured_tokens(path: Path) -> dict[str, str | None]:
     for name in (name for _, names, _ in _ROLES for name in names if name in content):
         # A token is written as a string or as {"content": string, ...}.
         token = content[name].get("content") if isinstance(content[name], dict) else content[name]
-        if not isinstance(token, str | None):
-            raise UserError(f"{path}: {name} is {reprlib.repr(token)}, not a token: take it from the model again")
-        configured[name] = token
+        configured[name] = token if isinstance(token, str) else None
     return configured
 
 
@@ -314,10 +301,9 @@ def _without_special_roles(model: bytes, roles: Collection[str]) -> bytes:
 
 def _parse(model: bytes) -> tokenizers.Tokenizer:
     try:
-        with _without_panic_report():
-            library = tokenizers.Tokenizer.from_str(model.decode("utf-8"))
-            with contextlib.suppress(Exception):  # without an unknown token some texts are refused, but none panics
-                library.encode("A")
+        library = tokenizers.Tokenizer.from_str(model.decode("utf-8"))
+        with contextlib.suppress(Exception):  # without an unknown token some texts are refused, but none panics
+            library.encode("A")
     except BaseException as error:
         if not _is_of_library(error):
             raise
@@ -328,19 +314,6 @@ def _parse(model: bytes) -> tokenizers.Tokenizer:
 def _is_of_library(error: BaseException) -> bool:
     """Return whether it can be one of the library, which raises nothing narrower; a panic of its Rust code is no Exception."""
     return isinstance(error, Exception) or type(error).__name__ == "PanicException"
-
-
-@contextlib.contextmanager
-def _without_panic_report() -> Iterator[None]:
-    """Discard what is written to stderr past Python, where Rust reports a panic before it is raised."""
-    stderr = os.dup(2)
-    try:
-        with open(os.devnull, "w") as nothing:
-            os.dup2(nothing.fileno(), 2)
-        yield
-    finally:
-        os.dup2(stderr, 2)
-        os.close(stderr)
 
 
 def word_starts(tokenizer: Tokenizer) -> np.ndarray:

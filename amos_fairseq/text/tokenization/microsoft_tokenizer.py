@@ -9,14 +9,14 @@ from amos_fairseq.errors import UserError
 from amos_fairseq.files import DICTIONARY_FILE
 from amos_fairseq.text.tokenization.microsoft_text import normalize, text_of, without_lone_marks
 from amos_fairseq.text.tokenization.tokenizer import (
-    SPECIAL_SYMBOLS,
+    COPY_AGAIN,
     AlignedPiece,
     Tokenizer,
     read_dictionary_symbols,
-    read_model_file,
     spell_piece,
     unspell_piece,
 )
+from amos_fairseq.untrusted import read_bytes
 
 
 class MicrosoftAmosTokenizer(Tokenizer):
@@ -31,7 +31,8 @@ class MicrosoftAmosTokenizer(Tokenizer):
 
     def __init__(self, model: bytes, vocabulary: list[str]) -> None:
         """``model``: a serialized SentencePiece model; raises ``RuntimeError`` for anything else."""
-        self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+        self._processor = sentencepiece.SentencePieceProcessor()
+        self._processor.LoadFromSerializedProto(model)
         super().__init__(vocabulary, cased=True, model=model)
 
     @classmethod
@@ -42,22 +43,13 @@ class MicrosoftAmosTokenizer(Tokenizer):
     @classmethod
     def from_release(cls, directory: Path) -> "MicrosoftAmosTokenizer":
         """Read the two files of the release, which come without settings."""
-        symbols = read_dictionary_symbols(directory / DICTIONARY_FILE)
-        seen = set(SPECIAL_SYMBOLS)
-        for number, symbol in enumerate(symbols, 1):
-            if symbol in seen:
-                where = f"{directory / DICTIONARY_FILE}, line {number}"
-                raise UserError(
-                    f"{where}: {symbol!r} is listed twice, or a symbol of fairseq: give the file of the release"
-                )
-            seen.add(symbol)
-        return cls._build(directory, symbols)
+        return cls._build(directory, read_dictionary_symbols(directory / DICTIONARY_FILE))
 
     @classmethod
     def _build(cls, directory: Path, vocabulary: list[str]) -> "MicrosoftAmosTokenizer":
         path = directory / cls.model_file
         try:
-            return cls(read_model_file(path), vocabulary)
+            return cls(read_bytes(path, COPY_AGAIN), vocabulary)
         except RuntimeError as error:
             raise UserError(f"{path} is not a SentencePiece model: {error}") from error
 

@@ -2,7 +2,6 @@
 
 import abc
 import bisect
-import collections
 import functools
 import json
 import re
@@ -16,7 +15,7 @@ from amos_fairseq.errors import UserError
 from amos_fairseq.files import DICTIONARY_FILE, SETTINGS_FILE, directory_sha256, whole_file
 from amos_fairseq.inputs.word_files import join_words
 from amos_fairseq.text import MASK_SYMBOL
-from amos_fairseq.untrusted import read_bytes, read_text
+from amos_fairseq.untrusted import read_text
 
 BOS, PAD, EOS, UNK = "<s>", "<pad>", "</s>", "<unk>"
 SPECIAL_SYMBOLS = (BOS, PAD, EOS, UNK, MASK_SYMBOL)
@@ -32,6 +31,7 @@ _MUST_ESCAPE = re.compile(r"\s|\\(?=x\{)")
 _ZERO_WIDTH_SPACES = "\u200b\ufeff"
 # Characters of which text with offsets is looked at to find those that are in no piece; it takes ten times as long as encoding.
 MEASURED = 1 << 13
+COPY_AGAIN = "copy the whole tokenizer directory again"
 # They choose a picture for the character before them.
 _VARIATION_SELECTORS = "\ufe0e\ufe0f"
 # The first character of a piece that follows a space: SentencePiece's mark, a space spelled as a byte, and what amos export
@@ -79,15 +79,13 @@ class Tokenizer(abc.ABC):
 
     kind: str
     model_file: ClassVar[str]
-    is_of_words = False  # whether each piece is a word, and a word that is not in the vocabulary is unknown
     # Markers such as [E1]: a text that spells one is that token, and it is special for all objectives.
     protected: Sequence[str] = ()
 
     def __init__(self, vocabulary: list[str], cased: bool, model: bytes) -> None:
         self.cased = cased
         self.model = model  # the content of the model file
-        # A damaged dict.txt may repeat a piece; check_dictionary then finds a difference.
-        self.dictionary_symbols = list(map(spell_piece, dict.fromkeys(vocabulary)))
+        self.dictionary_symbols = list(map(spell_piece, vocabulary))
 
     @classmethod
     @abc.abstractmethod
@@ -133,26 +131,9 @@ class Tokenizer(abc.ABC):
             dropped += sum(not covered[place] or line[place] in removed for place in visible)
         return number, dropped
 
-    def count_unknown(self, lines: Iterable[str]) -> collections.Counter[str]:
-        """Return how often each character that has no piece occurs in unknown pieces; of a tokenizer of words, each word."""
-        surfaces = collections.Counter(
-            line[start:end].strip()
-            for line in lines
-            for piece, start, end in self.align(line)
-            if self._is_unknown(piece)
-        )
-        if self.is_of_words:
-            return surfaces
-        counts: collections.Counter[str] = collections.Counter()
-        for surface, number in surfaces.items():
-            # WordPiece makes one unknown piece of a word with a single such character.
-            without_piece = [character for character in surface if any(map(self._is_unknown, self.encode(character)))]
-            for part in without_piece or [surface]:
-                counts[part] += number
-        return counts
-
-    def _is_unknown(self, piece: str) -> bool:
-        return piece == UNK or piece not in self.embedding_rows
+    def with_protected(self, tokens: Sequence[str]) -> "Tokenizer":
+        """Return the tokenizer that also protects ``tokens``, which are pieces of its vocabulary."""
+        raise UserError("only tokens of a tokenizer.json can be protected: leave --protect out")
 
     def finds_special_token(self, line: str) -> bool:
         """Return whether the library would make a special token of a part of the line; here all of it is text."""
@@ -240,17 +221,6 @@ class Tokenizer(abc.ABC):
             self.save(directory)
             return directory_sha256(directory)
 
-    def check_dictionary(self, path: Path) -> None:
-        """Refuse a ``path`` that does not list exactly this tokenizer's pieces, in its order."""
-        symbols = read_dictionary_symbols(path)
-        if symbols != self.dictionary_symbols:
-            shared = zip(symbols, self.dictionary_symbols, strict=False)
-            line = next((i for i, (a, b) in enumerate(shared, 1) if a != b), 1 + min(len(symbols), len(self)))
-            raise UserError(
-                f"{path} does not match the tokenizer in the same directory: they differ from line {line} on "
-                f"({len(symbols)} and {len(self)} pieces); take both files from the same run of amos prepare"
-            )
-
     def __len__(self) -> int:
         """Return the number of pieces in ``dict.txt``, without fairseq's own symbols and ``<mask>``."""
         return len(self.dictionary_symbols)
@@ -269,22 +239,14 @@ def token_ids(pieces: list[str]) -> tuple[dict[str, int], dict[str, str]]:
 
 def read_dictionary_symbols(path: Path) -> list[str]:
     # Not splitlines(): it also splits at characters that fairseq does not split at.
-    text = read_text(path, "it belongs to the tokenizer, give its whole directory")
+    text = read_text(path, COPY_AGAIN)
     lines = text.replace("\r\n", "\n").replace("\r", "\n").rstrip("\n").split("\n")
-    symbols = []
-    for number, line in enumerate(lines, 1):
-        symbol, _, count = line.rpartition(" ")
-        if not symbol or not count.isdigit():
-            raise UserError(f"{path}, line {number}: expected 'piece count', got {line[:60]!r}")
-        symbols.append(symbol)
+    symbols = [line.rpartition(" ")[0] for line in lines if re.fullmatch(r".+ [0-9]+", line, re.DOTALL)]
+    if len({*symbols} - {*SPECIAL_SYMBOLS}) < len(lines):
+        raise UserError(
+            f"{path}: each line needs a piece of its own, none of {' '.join(SPECIAL_SYMBOLS)}, and a number"
+        )
     return symbols
-
-
-def read_model_file(path: Path) -> bytes:
-    content = read_bytes(path, "it belongs to the tokenizer, give its whole directory")
-    if not content:
-        raise UserError(f"{path} is empty: copy the tokenizer directory again")
-    return content
 
 
 def tidy_spans(line: str, aligned: Iterable[AlignedPiece]) -> list[AlignedPiece]:

@@ -1,7 +1,5 @@
 """Which tokenizers ``amos export`` would refuse, and why."""
 
-import json
-
 import pytest
 from tokenizer_text import word_level_directory
 
@@ -28,28 +26,6 @@ def test_every_kind_can_be_exported(tokenizer):
 def test_a_tokenizer_of_words(settings, obstacle, tmp_path):
     found = export_obstacle(load_tokenizer(word_level_directory(tmp_path / "words", WORDS, **settings)))
     assert (found is None) if obstacle is None else (obstacle in found)
-
-
-def test_padding_that_was_added_to_unigrams(tmp_path):
-    """Whose vocabulary is a list, in which id 7 has no place."""
-    folder = word_level_directory(tmp_path / "unigrams", WORDS[:1], added=["[PAD]"])
-    content = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
-    vocabulary = [[piece, 0.0] for piece in content["model"]["vocab"]]
-    content["model"] = {"type": "Unigram", "unk_id": 0, "vocab": vocabulary}
-    (folder / "tokenizer.json").write_text(json.dumps(content), encoding="utf-8")
-    assert "[PAD] was added to the vocabulary later: its id 5 cannot" in export_obstacle(load_tokenizer(folder))
-
-
-def test_other_ids_are_an_obstacle(tmp_path, monkeypatch):
-    """An exported tokenizer with two pieces exchanged."""
-    tokenizer = load_tokenizer(word_level_directory(tmp_path / "words", WORDS))
-    library = exported_tokenizer(tokenizer)
-    content = json.loads(library.to_str())
-    vocabulary = content["model"]["vocab"]
-    vocabulary["E000"], vocabulary["E001"] = vocabulary["E001"], vocabulary["E000"]
-    wrong = library.from_str(json.dumps(content))
-    monkeypatch.setattr("amos_fairseq.text.tokenization.exported.exported_tokenizer", lambda _: wrong)
-    assert "has other token ids in the exported tokenizer" in export_obstacle(tokenizer)
 
 
 def test_words_that_spell_a_special_token(tmp_path):

@@ -118,9 +118,6 @@ def test_added_tokens_remain_whole(sample, tmp_path):
     earlier = load_tokenizer(tmp_path / "saved")
     assert (earlier.protected, earlier.settings()) == ([], content)
     assert earlier.encode(text) == pieces
-    settings.write_text(json.dumps(content | {"protected_tokens": ["[E2]"]}), encoding="utf-8")
-    with pytest.raises(UserError, match=r"the protected token \[E2\] is not one of its added tokens"):
-        load_tokenizer(tmp_path / "saved")
 
 
 @pytest.mark.parametrize("cased", [True, False])
@@ -146,7 +143,7 @@ def test_text_that_is_not_unicode_is_one_line(kind, tmp_path):
     """A lone surrogate, as Python reads a byte of the command line that is not UTF-8; the library raises a TypeError."""
     tokenizer = small_tokenizer_of_kind(tmp_path, kind)
     for call in (tokenizer.encode, tokenizer.encode_with_offsets, lambda text: tokenizer.encode_lines(["a", text])):
-        with pytest.raises(UserError, match="the text is not Unicode"):
+        with pytest.raises(UserError, match="give text in Unicode"):
             call("the \udcff fox")
         assert call("the fox")
 
@@ -159,13 +156,12 @@ PANICS = {
 
 
 @pytest.mark.parametrize("reason", PANICS)
-def test_a_panic_of_the_library_is_one_line(reason, tmp_path, capfd):
-    """It is no Exception, and Rust writes it to stderr past Python."""
+def test_a_panic_of_the_library_is_a_refusal(reason, tmp_path):
+    """It is no Exception."""
     file = word_level_directory(tmp_path / "words", ["one"]) / "tokenizer.json"
     file.write_text(json.dumps(json.loads(file.read_text(encoding="utf-8")) | PANICS[reason]), encoding="utf-8")
     with pytest.raises(UserError, match=f"is not a usable tokenizer.json: .*{reason}"):
         load_tokenizer(file.parent)
-    assert capfd.readouterr().err == ""
 
 
 def starts_by_piece(tokenizer) -> dict[str, bool]:
