@@ -22,7 +22,7 @@ from amos_fairseq.files import check_new_folder, explain_write_errors, file_sha2
 from amos_fairseq.hugging_face import custom_code
 from amos_fairseq.hugging_face.config import CONFIG_FILE, hugging_face_config
 from amos_fairseq.hugging_face.import_folder import WEIGHTS_FILE
-from amos_fairseq.hugging_face.parts import Choice, Part, choose_part, heads_by_task, is_constant
+from amos_fairseq.hugging_face.parts import Choice, Part, choose_part, heads_by_task
 from amos_fairseq.hugging_face.verify import verify_folder
 from amos_fairseq.hugging_face.weights import CUSTOM, in_their_rows, to_hugging_face
 from amos_fairseq.modules.bert_encoder import BertEncoderConfig
@@ -273,12 +273,6 @@ def write_folder(
     num_parameters = write_model(folder, part, rows)
     custom_code.write_code(folder, part.family == CUSTOM, not isinstance(loaded.tokenizer, FastTokenizer))
     agreement = verify_folder(folder, loaded, part, rows.ids) if check else None
-    if is_constant(part, loaded):
-        say(
-            f"WARNING: the encoder of {loaded.file} gives different texts the same states, so its training has collapsed: "
-            "export an earlier checkpoint, or train again",
-            "export",
-        )
     write_card(folder, name, loaded, part, card, num_parameters, agreement)
     return agreement
 

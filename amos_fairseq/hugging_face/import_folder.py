@@ -6,7 +6,6 @@ only tensors.
 
 import os
 import re
-import reprlib
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +31,7 @@ from amos_fairseq.models.configuration import MODERN, MODERN_ARCH, MODERN_SIZES,
 from amos_fairseq.models.pretrained_encoder import POOLER
 from amos_fairseq.text.tokenization.fast_tokenizer import ABSENT, FastTokenizer, row_map
 from amos_fairseq.text.tokenization.tokenizer import embedding_symbols
-from amos_fairseq.untrusted import LAST_KEYS, plain_name, read_json
+from amos_fairseq.untrusted import LAST_KEYS, field, plain_name, read_json
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -42,7 +41,6 @@ WEIGHTS_FILE, PICKLED_WEIGHTS_FILE = "model.safetensors", "pytorch_model.bin"
 MOST_SHARED = 8
 # AutoTokenizer can build a tokenizer.json from one of these.
 _SLOW_TOKENIZER_FILES = ("vocab.txt", "vocab.json", "tokenizer_config.json")
-_VOCABULARY_FILES = (FastTokenizer.model_file, "vocab.txt")
 _OF_ENCODER = ("embed_tokens.", "encoder.")
 # What ELECTRA's generator shares with its discriminator, in our names.
 _SHARED_BY_ELECTRA = ("embed_tokens.", "encoder.embed_", "encoder.embedding_norm.")
@@ -91,7 +89,7 @@ def import_folder(
     arch = arch or default_arch(folder)
     objective = arch.partition("_")[0]
     if generator is not None and objective != "electra":
-        raise UserError(f"--generator cannot be used with --arch {arch}: give an electra_*, such as electra_base")
+        refuse_generator(generator, f"--arch {arch} is not an electra_*")
     folder_tokenizer = read_folder_tokenizer(tokenizer or path)
     ids = row_map(folder_tokenizer)
     settings = encoder_settings(folder.family, folder.config)
@@ -99,8 +97,7 @@ def import_folder(
     weights, unexpected_keys = from_hugging_face(folder.family, folder.weights, [head] if head else [])
     of_generator: Weights = {}
     if generator is not None:
-        vocabulary = folder_tokenizer if tokenizer is None else None
-        settings["generator_size"], of_generator, left_out = read_generator(folder, generator, weights, vocabulary)
+        settings["generator_size"], of_generator, left_out = read_generator(folder, generator, weights)
         unexpected_keys += [f"{generator}: {name}" for name in left_out]
     num_parameters = sum(tensor.numel() for key, tensor in weights.items() if key.startswith(_OF_ENCODER))
     source = f"{name} ({folder.family}, {num_parameters / 1e6:.3g}M)"
@@ -183,18 +180,11 @@ def check_sizes(path: Path, settings: dict[str, Any], weights: Weights) -> None:
         compare(key, list(tensor.shape), expected.setdefault(same, list(tensor.shape)))
 
 
-def read_generator(
-    folder: Folder, path: Path, discriminator: Weights, vocabulary: FastTokenizer | None
-) -> tuple[float, Weights, list[str]]:
-    """Return the relative size of ELECTRA's generator, the weights that it alone has, and names that have no counterpart.
-
-    ``vocabulary``: that of the discriminator, if its folder has it.
-    """
+def read_generator(folder: Folder, path: Path, discriminator: Weights) -> tuple[float, Weights, list[str]]:
+    """Return the relative size of ELECTRA's generator, the weights that it alone has, and names that have no counterpart."""
     generator = read_folder(path)
     if generator.family != "electra" or folder.family != "electra":
         refuse_generator(path, "only two ELECTRA models share their embeddings")
-    if vocabulary is not None and any((path / name).is_file() for name in _VOCABULARY_FILES):
-        compare_vocabularies(path, read_folder_tokenizer(path), vocabulary)
     here, there = (encoder_settings("electra", each.config) for each in (folder, generator))
     size = there["encoder_embed_dim"] / here["encoder_embed_dim"]
     for name in _EQUAL_IN_BOTH + _SCALED_IN_GENERATOR:
@@ -209,21 +199,9 @@ def read_generator(
     return size, {name: tensor for name, tensor in weights.items() if name not in shared}, unexpected_keys
 
 
-def compare_vocabularies(path: Path, theirs: FastTokenizer, ours: FastTokenizer) -> None:
-    """Refuse a generator in which an id is another token than in the discriminator: it would replace words by wrong ones."""
-    there, here = (
-        {index: token for token, index in tokenizer.hugging_face_tokenizer().get_vocab(with_added_tokens=True).items()}
-        for tokenizer in (theirs, ours)
-    )
-    if differing := sorted(index for index in here.keys() | there.keys() if here.get(index) != there.get(index)):
-        first = differing[0]
-        tokens = f"{reprlib.repr(there.get(first))} there, {reprlib.repr(here.get(first))} here"
-        refuse_generator(path, f"{len(differing):,} tokens differ, first the id {first}: {tokens}")
-
-
 def refuse_generator(path: Path, reason: str) -> NoReturn:
     raise UserError(
-        f"--generator {path} was not trained with the discriminator ({reason}): give the one that was, or leave it out"
+        f"--generator {path} was not trained with this discriminator ({reason}): give the one that was, or leave it out"
     )
 
 
@@ -234,18 +212,16 @@ def in_network(weights: Weights, prefix: str) -> Weights:
 
 def vocabulary_remarks(symbols: list[str], ids: Tensor, num_rows: int) -> list[str]:
     """Describe the vocabulary rows that have no token in the folder or in our dictionary."""
-    remarks = []
     dictionary = embedding_symbols(symbols)
     absent = [dictionary[row] for row in (ids == ABSENT).nonzero().flatten().tolist()]
-    if absent:
-        remarks.append(
-            f"the tokenizer has no {' and no '.join(absent)}: that row of the vocabulary is newly initialized"
-        )
-    unused = sorted(set(range(num_rows)) - set(ids.tolist()))  # a vocabulary that was rounded up
-    if unused:
-        shown = ", ".join(map(str, unused[:5])) + (", ..." if len(unused) > 5 else "")
-        remarks.append(f"{len(unused)} rows of the vocabulary have no token and are left out (ids {shown})")
-    return remarks
+    unused = num_rows - len(set(ids.tolist()) - {ABSENT})  # of a vocabulary that was rounded up
+    remarks = {
+        f"the tokenizer has no {' and no '.join(absent)}: that row of the vocabulary is newly initialized": bool(
+            absent
+        ),
+        f"{unused} rows of the vocabulary have no token and are left out": unused > 0,
+    }
+    return [remark for remark, is_true in remarks.items() if is_true]
 
 
 def read_folder(path: Path) -> Folder:
@@ -263,18 +239,15 @@ def read_folder(path: Path) -> Folder:
 
 def _read_shards(index: Path) -> Weights:
     """Return the weights of all files that an index names: ``{"weight_map": {name of a weight: name of a file}}``."""
-    file_of = read_json(index, "download it again", **LAST_KEYS).get("weight_map")
-    try:
-        shards = {Path(plain_name(file)).name for file in file_of.values()}  # files of this folder alone
-    except (ValueError, AttributeError) as error:
-        raise UserError(f"{index} is not an index of weights: download it again") from error
     weights: Weights = {}
+    try:
+        file_of = field(read_json(index, WHOLE_FOLDER, **LAST_KEYS), "weight_map", dict)
+        shards = {Path(plain_name(file)).name for file in file_of.values()}  # files of this folder alone
+    except ValueError as error:
+        raise UserError(f"{index} is not an index of weights ({error}): {WHOLE_FOLDER}") from error
     for shard in sorted(shards):
         if os.path.isfile(index.parent / shard):  # False also for a name that no file can have
             weights |= _read_weights(index.parent / shard)
-    if absent := sorted(file_of.keys() - weights.keys()):
-        name = absent[0]
-        raise UserError(f"{index}: the weight {name} is not in the file {file_of[name]}: give the whole folder")
     return weights
 
 
@@ -319,8 +292,7 @@ def read_folder_tokenizer(path: Path) -> FastTokenizer:
     # Opening a pipe would wait for its writer.
     are_files = path.is_dir() and all(file.is_dir() or os.path.isfile(file) for file in path.iterdir())
     if not are_files or not any((path / name).is_file() for name in _SLOW_TOKENIZER_FILES):
-        problem = "no tokenizer.json, and no vocabulary to build it from" if are_files else "a pipe, or a broken link"
-        raise UserError(f"{path} holds {problem}: give --tokenizer DIR with tokenizer.json")
+        raise UserError(f"{path} holds no tokenizer.json, nor files to build it from: give --tokenizer DIR with it")
     if os.path.lexists(path / CONFIG_FILE):  # AutoTokenizer reads it too
         check_values(path / CONFIG_FILE, read_json(path / CONFIG_FILE, WHOLE_FOLDER, **LAST_KEYS))
     from transformers import AutoTokenizer

@@ -100,36 +100,32 @@ def import_release(
         depths: layers of the generator that have an MLM head; the default is those that the file names, else 4,6,8.
         seed: of the initial values of what the file lacks: the generator, in a file that was stripped.
     """
-    arch = arch or "amos_base"
-    if not arch.startswith("amos"):
-        raise UserError(f"--arch {arch}: the released checkpoint is an AMOS model, give amos_base")
     state = read_release(path)
     theirs = state["model"]
     release_tokenizer = MicrosoftAmosTokenizer.from_release(tokenizer)
     num_tokens = len(embedding_symbols(release_tokenizer.dictionary_symbols))
-    untied = [name for name in _TIED if name in theirs and not torch.equal(theirs[name], theirs[EMBEDDING])]
-    if untied or len(theirs[EMBEDDING]) != num_tokens:
-        sizes = f"it has {len(theirs[EMBEDDING])} rows of vocabulary, {tokenizer} {num_tokens} tokens"
-        fault = f"{untied[0]} differs from {EMBEDDING}" if untied else sizes
-        raise UserError(f"{path}: {fault}: give the checkpoint, sp.model and dict.txt of the release")
     num_layers, num_generator_layers = (
         count_layers(theirs, f"{side}.sentence_encoder.layers.") for side in ("encoder", "auxiliary")
     )
+    settings = settings_of_shapes(state, depths) | {"encoder_layers": num_layers}
+    depths, has_generator = settings["generator_depths"], "auxiliary.lm_head.bias" in theirs
+    tied = [theirs[name] for name in _TIED if name in theirs]
+    fault = (
+        "" if all(torch.equal(copy, theirs[EMBEDDING]) for copy in tied) else f"a copy of {EMBEDDING} differs from it"
+    )
+    if len(theirs[EMBEDDING]) != num_tokens:
+        fault = f"it has {len(theirs[EMBEDDING])} rows of vocabulary, {tokenizer} {num_tokens} tokens"
+    if has_generator and str(num_generator_layers) != depths.split(",")[-1]:
+        fault = f"the generator has {num_generator_layers} layers, its MLM heads are said to be at {depths} (--depths)"
+    if fault:
+        raise UserError(f"{path}: {fault}: give the checkpoint, sp.model and dict.txt of the release")
     whose = f"the released checkpoint, such as {path} should be"
     weights, used = to_our_names(DISCRIMINATOR, num_layers, theirs, whose)
-    has_generator = "auxiliary.lm_head.bias" in theirs
     if has_generator:
         of_generator, used_there = to_our_names(GENERATOR, num_generator_layers, theirs, whose)
         weights, used = weights | of_generator, used | used_there
-    settings = settings_of_shapes(state, depths) | {"encoder_layers": num_layers}
-    depths = settings["generator_depths"]
-    if has_generator and str(num_generator_layers) != depths.split(",")[-1]:
-        raise UserError(
-            f"the generator has {num_generator_layers} layers, its MLM heads are said to be at {depths}: give --depths, of "
-            "which the last one is its top"
-        )
     source = f"{path.name} (released by the AMOS authors)"
-    config = configuration(arch, settings, source)
+    config = configuration(arch or "amos_base", settings, source)
     for name in weights:
         if name.endswith("relative_position.table.weight"):
             weights[name] = shift_buckets(weights[name], config.model)

@@ -24,7 +24,6 @@ from amos_fairseq.modules.encoder import TransformerConfig, TransformerEncoder, 
 from amos_fairseq.modules.heads import DenseDetectionHead
 from amos_fairseq.modules.modern_encoder import ModernBertEncoderConfig
 
-_CONSTANT = 1e-3  # relative to the largest state; the states of random weights differ by about 1
 # Of a head for texts, by the kind of its outputs.
 _PROBLEM_TYPES = {
     "classes": "single_label_classification",
@@ -115,9 +114,11 @@ def choose_part(loaded: LoadedCheckpoint, choice: Choice) -> Part:
     known = (
         ["encoder"] if is_fine_tuned else ["encoder", "mlm"] if is_mlm else ["encoder", "generator", "discriminator"]
     )
-    if name not in (None, *known) or (choice.depth is not None and name != "generator"):
-        chosen = f"--part {name}" if choice.depth is None else f"--depth {choice.depth} belongs to --part generator"
-        raise UserError(f"{chosen}: {loaded.file} has the parts {', '.join(known)}")
+    depths = model.depth_names if name == "generator" and name in known else []
+    if name not in (None, *known) or choice.depth not in (None, *depths):
+        chosen = f"--part {name}" if choice.depth is None else f"--depth {choice.depth}"
+        has = f"this generator has the depths {', '.join(depths)}" if depths else f"the parts are {', '.join(known)}"
+        raise UserError(f"{chosen}: {loaded.file}: {has}")
     if choice.head is not None or (is_fine_tuned and name is None):
         part = fine_tuned_part(loaded, choice)
     elif name in ("generator", "mlm") or (is_mlm and name is None and "mlm_head" not in loaded.is_new):
@@ -160,8 +161,6 @@ def generator_part(loaded: LoadedCheckpoint, depth: str | None) -> Part:
     refuse_random(loaded, "mlm_head", "mlm_heads")
     if file := getattr(model.cfg, "generator_checkpoint", ""):
         refuse(loaded, f"was not trained together with its generator, which is {file}")
-    if depth not in (None, *model.depth_names):
-        raise UserError(f"--depth {depth} is not a depth of this generator: it has {', '.join(model.depth_names)}")
     name = depth or model.depth_names[-1]
     if isinstance(model, AmosModel):
         index = model.depth_names.index(name)
@@ -267,10 +266,10 @@ def family_of(loaded: LoadedCheckpoint, part: Part) -> str:
     if shape.position_scheme == "t5":
         here = (shape.position_buckets, shape.position_max_distance, shape.num_token_types, projected)
         if here != (MPNET_BUCKETS, MPNET_MAX_DISTANCE, 0, False):
-            raise UserError(
-                f"an encoder with these t5 positions cannot be exported: Hugging Face's MPNet has {MPNET_BUCKETS} buckets, a "
-                f"maximum distance of {MPNET_MAX_DISTANCE}, no token types, and embeddings as wide as the encoder"
+            shapes = (
+                f"{MPNET_BUCKETS} buckets, a maximum distance of {MPNET_MAX_DISTANCE}, no token types, wide embeddings"
             )
+            raise UserError(f"{loaded.file} cannot be exported: with t5 positions Hugging Face's MPNet has {shapes}")
         return "mpnet"
     if head == Head.SEQUENCE_CLASSIFICATION and activation == "tanh":
         if projected:
@@ -290,18 +289,6 @@ def label_settings(loaded: LoadedCheckpoint, head: str, labels: Sequence[str] | 
 
 def _named_classes(names: Sequence[str]) -> dict[str, Any]:
     return {"id2label": dict(enumerate(names)), "label2id": {name: number for number, name in enumerate(names)}}
-
-
-@torch.no_grad()
-def is_constant(part: Part, loaded: LoadedCheckpoint) -> bool:
-    """Return whether the encoder gives two texts without a common token the same states, as after a collapse."""
-    pieces = loaded.tokenizer.ids_of(loaded.tokenizer.dictionary_symbols[:20])
-    length = min(len(pieces) // 2, loaded.model.max_positions() - 2)
-    begin, end = loaded.dictionary.bos(), loaded.dictionary.eos()
-    texts = (pieces[:length], pieces[length : 2 * length])
-    tokens = torch.tensor([[begin, *text, end] for text in texts])
-    one, other = dataclasses.replace(part, logits=None).outputs(tokens)[:, 1:-1]
-    return bool((one - other).abs().max() <= _CONSTANT * one.abs().max())
 
 
 def _state(prefix: str, module: nn.Module) -> Weights:

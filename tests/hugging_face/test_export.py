@@ -210,9 +210,8 @@ def test_words_of_a_folder_that_is_read_again(tmp_path):
 
 # Run, flags, what the line names.
 REFUSED: list[tuple[dict, list[str], str]] = [
-    ({}, ["--part", "generator", "--depth", "3"], "--depth 3 is not a depth of this generator: it has 1, 2, 4"),
-    ({}, ["--depth", "2"], "--depth 2 belongs to --part generator"),
-    ({}, ["--part", "mlm"], "has the parts encoder, generator, discriminator"),
+    ({}, ["--part", "generator", "--depth", "3"], "this generator has the depths 1, 2, 4"),
+    ({}, ["--part", "mlm"], "the parts are encoder, generator, discriminator"),
     ({}, ["--labels", "a,b"], "--labels names the classes of a fine-tuned head"),
     ({}, ["--head", "RTE"], "has no head of this name: it has none"),
     ({}, ["--tokenizer", "other"], "other is not the tokenizer that"),
@@ -246,27 +245,6 @@ def test_refusals_are_one_line_and_leave_nothing(settings, flags, named, tmp_pat
     command = ("export", "run", tmp_path / "out", "--no-check", *flags)
     assert named in error_line(capsys, main, *command, reports_progress=True)
     assert list(tmp_path.iterdir()) == [tmp_path / "runs"]
-
-
-def test_a_constant_encoder_is_named(runs, tmp_path, capsys):
-    """Every last LayerNorm gives its bias, or nearly; not so the weights of a random start, small or large."""
-    command = ["export", str(tmp_path / "run"), str(tmp_path / "out"), "--no-check", "--force"]
-    for objective, scale, is_named in (
-        ("amos", 0.0, True),
-        ("mlm", 0.1, True),
-        ("mlm", 1.0, False),
-        ("mlm", 0.5, False),
-    ):
-        run = write_run(tmp_path / "run", objective)
-        state = torch.load(run / "checkpoint_last.pt", weights_only=True)
-        for name, weight in state["model"].items():
-            if name.endswith("norm.weight"):
-                weight *= scale
-        torch.save(state, run / "checkpoint_last.pt")
-        capsys.readouterr()
-        assert main(command) == 0
-        warned = "gives different texts the same states, so its training has collapsed" in capsys.readouterr().err
-        assert warned == is_named, (objective, scale)
 
 
 @pytest.mark.parametrize("objective", ["amos", "mlm"])
