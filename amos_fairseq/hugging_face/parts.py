@@ -107,13 +107,17 @@ class Choice:
     head: str | None = None
 
 
+def parts_of(model: nn.Module) -> list[str]:
+    if not isinstance(model, PretrainingModel):
+        return ["encoder"]
+    return ["encoder", "mlm"] if isinstance(model, MlmModel) else ["encoder", "generator", "discriminator"]
+
+
 def choose_part(loaded: LoadedCheckpoint, choice: Choice) -> Part:
     """Return the part of a checkpoint that the user chose, in the family of classes that is closest to it."""
     model, name = loaded.model, choice.part
     is_fine_tuned, is_mlm = not isinstance(model, PretrainingModel), isinstance(model, MlmModel)
-    known = (
-        ["encoder"] if is_fine_tuned else ["encoder", "mlm"] if is_mlm else ["encoder", "generator", "discriminator"]
-    )
+    known = parts_of(model)
     depths = model.depth_names if name == "generator" and name in known else []
     if name not in (None, *known) or choice.depth not in (None, *depths):
         chosen = f"--part {name}" if choice.depth is None else f"--depth {choice.depth}"
