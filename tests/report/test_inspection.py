@@ -176,5 +176,5 @@ def test_default_text_is_of_the_runs_corpus(pretrained, tmp_path):
     pretrained.task["data"] = f"{tmp_path}:{tmp_path / 'absent'}"
     assert text_of_corpus(pretrained) == f"{words} and the"
     (tmp_path / "valid.idx").unlink()
-    with pytest.raises(UserError, match=r"valid\.idx is missing .*: give a text with --sentence"):
+    with pytest.raises(UserError, match=r"valid\.idx is missing.*: give a text with --sentence"):
         text_of_corpus(pretrained)

@@ -99,7 +99,7 @@ def test_files_that_are_missing_or_foreign_are_refused(directory, tmp_path):
     with pytest.raises(UserError, match="the files do not belong together"):
         load(tmp_path, 9)
     (tmp_path / "train.word_start.bin").unlink()
-    with pytest.raises(UserError, match=r"word_start\.bin is missing"):
+    with pytest.raises(UserError, match=r"word_start\.idx is missing"):
         load(tmp_path, 9)
     (tmp_path / "valid.words.jsonl").write_text('["a"]\n["b"')
     with pytest.raises(UserError, match=r"words\.jsonl is damaged"):
