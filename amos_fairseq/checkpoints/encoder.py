@@ -23,7 +23,6 @@ from amos_fairseq.modules.encoder import with_layers
 # One text, or a pair: <s> A </s>, <s> A </s> B </s>, or <s> A </s> </s> B </s> if the model was fine-tuned so.
 Text = str | tuple[str, str]
 
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 BATCH_SIZE = 32
 
 
@@ -68,8 +67,6 @@ class Encoder(nn.Module):
 
     def __init__(self, loaded: LoadedCheckpoint, batch_size: int = BATCH_SIZE, layer: int | None = None) -> None:
         super().__init__()
-        if batch_size < 1:
-            raise UserError(f"batch_size {batch_size} is too small: give 1 or more")
         num_layers = len(loaded.model.encoder.layers)  # raises now, not at the first text, if the model has no encoder
         if layer is not None and not (type(layer) is int and 0 <= layer <= num_layers):
             raise UserError(f"layer {layer} is no layer of this encoder: give a number from 0 to {num_layers}")
@@ -193,11 +190,9 @@ def load(
             default the last.
 
     Raises:
-        UserError: as for :func:`amos_fairseq.checkpoints.read.load_checkpoint`; or there is no such layer, or the device or
-            dtype is not available.
+        UserError: as for :func:`amos_fairseq.checkpoints.read.load_checkpoint`; or there is no such layer, or the device is
+            not available.
     """
-    if dtype is not None and dtype not in DTYPES:
-        raise UserError(f"dtype {dtype} is not supported: give one of {', '.join(map(str, DTYPES))}")
     if device is not None:
         check_device(device)
     encoder = Encoder(load_checkpoint(checkpoint, tokenizer), batch_size, layer).eval()

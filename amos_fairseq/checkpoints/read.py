@@ -2,7 +2,6 @@
 
 import argparse
 import hashlib
-import itertools
 import os
 import re
 import reprlib
@@ -153,7 +152,7 @@ def restore_checkpoint(file: Path, state: dict[str, Any], tokenizer: CheckpointP
     task_state = state.get("task_state") or {}
     run_tokenizer = read_tokenizer(file, tokenizer, task_state)
     dictionary = dictionary_of(run_tokenizer)
-    model = restore_model(file, settings, state["model"], dictionary, task_state.get("generator_sha256"))
+    model = restore_model(file, settings, state["model"], dictionary)
     num_updates = state["optimizer_history"][-1]["num_updates"]
     model.set_num_updates(num_updates)
     return LoadedCheckpoint(
@@ -230,29 +229,33 @@ def read_state(file: Path) -> dict[str, Any]:
     Of a run with flags, fairseq 0.12 may have saved a section of the settings as it was parsed; it becomes a dictionary.
     """
     state = read_header(str(file))
-    sections = {"cfg": dict, "model": dict, "optimizer_history": list}
-    if not all(isinstance(state.get(name), type_) and state[name] for name, type_ in sections.items()):
-        raise UserError(f"{file} is not a checkpoint of fairseq-train: it lacks one of {', '.join(sections)}")
     num_updates_of(str(file), state)
     task_state_of(str(file), state)
-    if not all(isinstance(name, str) and torch.is_tensor(tensor) for name, tensor in state["model"].items()):
-        raise UserError(f"{file} contains other things than tensors as weights: give a checkpoint as it was saved")
-    cfg = state["cfg"]
+    sections, weights = state.get("cfg"), state.get("model")
+    sections = sections.items() if isinstance(sections, dict) else ()
+    cfg = {name: vars(part) if isinstance(part, argparse.Namespace) else part for name, part in sections}
+    is_whole = all(isinstance(part, dict) for part in (weights, cfg.get("model"), cfg.get("task")))
+    if not is_whole or not all(isinstance(name, str) and torch.is_tensor(part) for name, part in weights.items()):
+        raise UserError(
+            f"{file} is not a checkpoint of fairseq-train: it needs tensors as weights, and what was trained (cfg.model, "
+            "cfg.task)"
+        )
     try:
-        for value in values_in(cfg):
-            # fairseq saves resolved settings. OmegaConf would read environment variables for "${oc.env:NAME}".
-            if isinstance(value, str) and "${" in value:
-                raise ValueError(f"contains the unresolved setting {value!r}")
-            if isinstance(value, int) and abs(value) > LARGEST_SETTING:
-                raise ValueError(f"contains a setting that no run has: {reprlib.repr(value)}")
+        odd = next(filter(_is_odd, values_in(cfg)), None)
     except ValueError as error:
-        raise UserError(f"{file} {error}: give a checkpoint as it was saved") from error
-    for name, section in cfg.items():
-        cfg[name] = vars(section) if isinstance(section, argparse.Namespace) else section
-    if not (isinstance(cfg.get("model"), dict) and isinstance(cfg.get("task"), dict)):
-        raise UserError(f"{file} does not say what was trained (cfg.model, cfg.task): give it as it was saved")
+        odd = str(error)
+    if odd is not None:
+        raise UserError(f"{file} contains a setting that no run has ({reprlib.repr(odd)}): give it as it was saved")
     check_saved_settings(file, cfg)
-    return state
+    return {**state, "cfg": cfg}
+
+
+def _is_odd(value: Any) -> bool:
+    """Return whether no run has saved this setting.
+
+    fairseq saves resolved settings: OmegaConf would read environment variables for "${oc.env:NAME}".
+    """
+    return (isinstance(value, str) and "${" in value) or (isinstance(value, int) and abs(value) > LARGEST_SETTING)
 
 
 def read_tokenizer(file: Path, directory: CheckpointPath | None, task_state: dict[str, Any]) -> Tokenizer:
@@ -296,22 +299,23 @@ def load_generator(
         for path in cfg.generator_checkpoint.split(os.pathsep):
             file = checkpoint_file(Path(path))
             state = read_state(file)
-            if compares_tokens:
-                check_same_tokens(file, state.get("task_state") or {}, dictionary)
+            if compares_tokens and _tokens_of(file, state.get("task_state") or {}) != dictionary.symbols:
+                raise UserError(
+                    f"{file} has other tokens than the corpus, or no {TOKENIZER_DIRECTORY} beside it: copy the whole SAVE_DIR "
+                    f"of that run, and binarize the text with its {TOKENIZER_DIRECTORY} (amos prepare --tokenizer)"
+                )
             settings = model_settings(file, state["cfg"]["model"])
             settings.kernels, settings.activation_checkpointing = cfg.kernels, False
             hashes.append(weights_sha256(state["model"]))
             with torch.device("cpu"):  # also where FLOPs are counted on the meta device
                 model = restore_model(file, settings, state["model"], dictionary)
-            found = model.generator_networks() if isinstance(model, PretrainingModel) else []
-            if not found:
-                raise UserError(f"{file} has no MLM head on a network of its own: give an mlm, electra, teams or amos")
-            if model.max_positions() < cfg.max_positions:
+            own = model.generator_networks() if isinstance(model, PretrainingModel) else []
+            if not own or model.max_positions() < cfg.max_positions:
                 raise UserError(
-                    f"{file} reads {model.max_positions()} tokens, --max-positions is {cfg.max_positions}: give "
-                    f"--max-positions {model.max_positions()}, or another generator"
+                    f"{file} reads {model.max_positions()} tokens and has {len(own)} networks with an MLM head: give an mlm, "
+                    f"electra, teams or amos that reads --max-positions {cfg.max_positions}"
                 )
-            networks += found
+            networks += own
     except UserError as error:
         raise UserError(f"--generator-checkpoint: {error}") from error
     return networks, ":".join(hashes)
@@ -326,42 +330,23 @@ def weights_sha256(weights: dict[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
-def check_same_tokens(file: Path, task_state: dict[str, Any], dictionary: Dictionary) -> None:
-    """Compare the dictionary beside a checkpoint with ``dictionary`` token by token."""
+def _tokens_of(file: Path, task_state: dict[str, Any]) -> list[str] | None:
+    """Return the tokens of the dictionary beside a checkpoint; None if it is not there, or not the one of the checkpoint."""
     path = file.parent / TOKENIZER_DIRECTORY / DICTIONARY_FILE
     if not path.is_file() or file_sha256(path) != task_state.get("dictionary_sha256"):
-        raise UserError(f"{path} is missing, or not the dictionary of {file}: copy the whole SAVE_DIR of that run")
-    theirs = Dictionary.load(str(path))
-    theirs.add_symbol(MASK_SYMBOL)
-    for index, (one, other) in enumerate(itertools.zip_longest(theirs.symbols, dictionary.symbols)):
-        if one != other:
-            raise UserError(
-                f"{file} has other tokens than the corpus: token {index} is {one!r} there, and {other!r} here; binarize the "
-                f"text with {path.parent} (amos prepare --tokenizer)"
-            )
+        return None
+    dictionary = Dictionary.load(str(path))
+    dictionary.add_symbol(MASK_SYMBOL)
+    return dictionary.symbols
 
 
 def restore_model(
-    file: Path,
-    settings: DictConfig,
-    weights: dict[str, Tensor],
-    dictionary: Dictionary,
-    generator_sha256: str | None = None,
+    file: Path, settings: DictConfig, weights: dict[str, Tensor], dictionary: Dictionary
 ) -> BaseFairseqModel:
-    """Build the model of ``settings`` and load its weights, as float32.
-
-    ``generator_sha256``: of a frozen generator, whose file is read when the model first needs it.
-    """
-
-    def read_generator(cfg: DictConfig) -> list[GeneratorNetwork]:
-        networks, sha256 = load_generator(cfg, dictionary)
-        if sha256 != generator_sha256:
-            raise UserError(f"{cfg.generator_checkpoint} has changed since {file} was trained with it as generator")
-        return networks
-
+    """Build the model of ``settings`` and load its weights, as float32; a frozen generator is read when it is needed."""
     # A model of this package asks its task for the dictionary, whether it masks blocks, and which heads it needs.
     has_heads = is_fine_tuned(weights)
-    asked = {"masked_share": None, "load_generator": read_generator}
+    asked = {"masked_share": None, "load_generator": lambda cfg: load_generator(cfg, dictionary)[0]}
     if has_heads:
         asked = {"model_class": class_of_checkpoint(weights)}
     task = SimpleNamespace(source_dictionary=dictionary, **asked)

@@ -206,8 +206,6 @@ def test_settings_that_are_refused(save_dir):
     for arguments, named in (
         ({"device": "cuda:99"}, "device cuda:99 cannot be used"),
         ({"device": "abacus"}, "device abacus cannot be used"),
-        ({"dtype": torch.int64}, r"dtype torch\.int64 is not supported"),
-        ({"batch_size": 0}, "batch_size 0 is too small"),
         ({"layer": 3}, "layer 3 is no layer of this encoder: give a number from 0 to 2"),
         ({"layer": "mix"}, "layer mix is no layer"),
     ):

@@ -113,9 +113,9 @@ def circle(times: int = 1) -> list:
             lambda state: state["cfg"].update(model={"_name": "transformer_lm"}),
             "architecture 'transformer_lm', which is",
         ),
-        (lambda state: state["cfg"].pop("task"), r"other\.pt does not say what was trained"),
+        (lambda state: state["cfg"].pop("task"), r"other\.pt is not a checkpoint of fairseq-train"),
         (lambda state: state["optimizer_history"][-1].update(num_updates=10**400), "does not say after how many"),
-        (lambda state: state["cfg"]["model"].update(dropout=10**400), "contains a setting that no run has: 1000"),
+        (lambda state: state["cfg"]["model"].update(dropout=10**400), r"contains a setting that no run has \(1000"),
         (lambda state: state["cfg"]["task"].update(data=circle()), "values|levels deep"),
         (lambda state: state["cfg"].update(more=argparse.Namespace(a=circle())), "values|levels deep"),
     ],
@@ -153,7 +153,7 @@ def test_a_run_is_read_without_the_file_of_its_generator(objective: str, tmp_pat
         assert loaded.model.mixture.v.equal(state["model"]["mixture.v"])
     features = amos_fairseq.load(run)("the quick dog").states
 
-    moved = file.rename(tmp_path / "moved.pt")
+    file.rename(tmp_path / "moved.pt")
     assert amos_fairseq.load(run)("the quick dog").states.equal(features)
     export(run, tmp_path / "exported")
     with pytest.raises(UserError, match=r"was not trained together with its generator, which is .*checkpoint_last.pt"):
@@ -170,12 +170,6 @@ def test_a_run_is_read_without_the_file_of_its_generator(objective: str, tmp_pat
     (reported,) = read_runs([run])
     assert "checkpoint_last.pt is missing" in reported.notes[0]
 
-    changed = torch.load(moved, weights_only=True)
-    changed["model"]["mlm_head.bias"][5] += 1
-    torch.save(changed, file)
-    with pytest.raises(UserError, match=r"has changed since .*run/checkpoint_last.pt was trained"):
-        inspect_text(load_checkpoint(run), TEXT, seed=1)
-
 
 def test_refusals(tmp_path: Path) -> None:
     mlm = write_run(tmp_path / "mlm", "mlm", **SMALLER)
@@ -185,17 +179,17 @@ def test_refusals(tmp_path: Path) -> None:
     rows = [
         (tmp_path / "nowhere.pt", dictionary, "nowhere.pt is missing"),
         (f"{mlm}:{tmp_path / 'nowhere.pt'}", dictionary, "nowhere.pt is missing"),
-        (write_run(tmp_path / "tuned", "mlm", classes=2), dictionary, "tuned/.* has no MLM head"),
-        (write_run(tmp_path / "electric", "electric"), dictionary, "electric/.* has no MLM head"),
-        (frozen, dictionary, "frozen/.* has no MLM head"),
-        (write_run(tmp_path / "short", "mlm", max_positions=64), dictionary, "reads 64 tokens, --max-positions is 150"),
-        (mlm, other, f"token 7 is {dictionary.symbols[7]!r} there, and 'unlike' here"),
+        (write_run(tmp_path / "tuned", "mlm", classes=2), dictionary, "tuned/.* 0 networks with an MLM head"),
+        (write_run(tmp_path / "electric", "electric"), dictionary, "electric/.* 0 networks"),
+        (frozen, dictionary, "frozen/.* 0 networks"),
+        (write_run(tmp_path / "short", "mlm", max_positions=64), dictionary, "reads 64 tokens .* --max-positions 150"),
+        (mlm, other, "has other tokens than the corpus"),
     ]
     for files, tokens, message in rows:
         with pytest.raises(UserError, match=f"^--generator-checkpoint: .*{message}"):
             load_generator(AmosConfig(generator_checkpoint=str(files), max_positions=150), tokens)
     (mlm / "tokenizer" / "dict.txt").unlink()
-    with pytest.raises(UserError, match=r"tokenizer/dict.txt is missing, or not the dictionary"):
+    with pytest.raises(UserError, match="has other tokens than the corpus, or no tokenizer beside it"):
         load_generator(AmosConfig(generator_checkpoint=str(mlm), max_positions=150), dictionary)
 
 

@@ -148,7 +148,7 @@ def test_settings_of_a_stranger_are_refused(tmp_path: Path) -> None:
         ({"encoder_attention_heads": -1}, "--encoder-attention-heads -1 must be above 0"),
         ({"layers": "9" * 5000}, "--layers 9{40} is (no layer of this encoder|a setting of fine-tuning)"),
         ({"_name": "os.system"}, "architecture 'os.system', which is not one of this package"),
-        ({"max_positions": "${oc.env:HOME}"}, r"unresolved setting '\${oc.env:HOME}'"),
+        ({"max_positions": "${oc.env:HOME}"}, r"a setting that no run has \('\${oc.env:HOME}'\)"),
     ):
         cfg = saved["cfg"] | {"model": saved["cfg"]["model"] | settings}
         torch.save(saved | {"cfg": cfg}, run / "checkpoint_last.pt")
