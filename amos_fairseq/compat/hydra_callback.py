@@ -13,10 +13,7 @@ To locate the class, Hydra imports ``amos_fairseq``, which applies every patch. 
 (submitit) imports the plugin in its job in the same way.
 """
 
-import atexit
-import contextlib
 import os
-import shutil
 import tempfile
 from importlib import import_module
 from pathlib import Path
@@ -25,7 +22,7 @@ from typing import Any
 import fairseq.utils
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.experimental.callback import Callback
-from omegaconf import DictConfig, OmegaConf, open_dict, read_write
+from omegaconf import DictConfig, open_dict, read_write
 
 from amos_fairseq.errors import UserError, report_user_errors, save_dir_not_writable
 from amos_fairseq.python_process import leave_out_current_folder
@@ -46,14 +43,8 @@ class ImportPlugin(Callback):
 
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Check that the folder of the run can be written before Hydra writes there."""
-        folder = Path(config.hydra.run.dir)
-        new_folders = [path for path in (folder, *folder.parents) if not path.exists()]
         with report_user_errors():  # Hydra turns exceptions of a callback into warnings
-            _check_writable(str(folder))
-        save_dir = OmegaConf.select(config, "checkpoint.save_dir")
-        is_save_dir = save_dir is not None and folder.resolve() == Path(save_dir).resolve()
-        if new_folders and is_save_dir:  # elsewhere a complete run has no other files either
-            atexit.register(_remove_unused, new_folders, {".hydra", f"{config.hydra.job.name}.log"})
+            _check_writable(config.hydra.run.dir)
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Check the folders of the sweep as that of a single run, and choose the names of the folders of its jobs.
@@ -68,15 +59,6 @@ class ImportPlugin(Callback):
         with read_write(config), open_dict(config):
             # Hydra composes the configuration of each job from these.
             config.hydra.overrides.hydra.append(f"hydra.job.config.override_dirname.exclude_keys=[{','.join(fixed)}]")
-
-
-def _remove_unused(folders: list[Path], of_hydra: set[str]) -> None:
-    """Remove the new folder of a run, and its new parents, if the run ended before it wrote anything but Hydra's files."""
-    if folders[0].is_dir() and {path.name for path in folders[0].iterdir()} <= of_hydra:
-        shutil.rmtree(folders[0], ignore_errors=True)
-        with contextlib.suppress(OSError):  # another run is in it
-            for parent in folders[1:]:
-                parent.rmdir()
 
 
 def _check_writable(folder: str) -> None:

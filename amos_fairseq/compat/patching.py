@@ -13,8 +13,6 @@ import functools
 import importlib
 import importlib.util
 import inspect
-import logging
-import re
 import sys
 import threading
 import warnings
@@ -130,13 +128,6 @@ def silence_harmless_warnings() -> None:
     for message in HARMLESS_WARNINGS:
         warnings.filterwarnings("ignore", message=message)
     silence_text_to_speech()
-    logging.getLogger("fairseq.checkpoint_utils").addFilter(leave_out_needless_score)
-
-
-def leave_out_needless_score(record: logging.LogRecord) -> bool:
-    """Shorten fairseq's line about a saved checkpoint where its score is the number of updates, as in our recipes, or None."""
-    record.msg = re.sub(r"(@ (\d+) updates), score (\2(\.0)?|None)\)", r"\1)", str(record.msg))
-    return True
 
 
 def hide_broken_torchaudio() -> None:

@@ -168,16 +168,10 @@ class BlockBatchIterator(iterators.EpochBatchIterator):
         state["blocks_in_epoch"] = state["iterations_in_epoch"] * self.blocks_per_step
         state["blocks_in_corpus"] = len(self.dataset)
         state["blocks_per_update"] = self.global_batch
-        state["blocks_per_micro_batch"] = self.micro_batch
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go to the saved position, with as many ranks and micro-batches as there are now."""
-        saved = state_dict.get("blocks_per_micro_batch", self.micro_batch)
-        if saved != self.micro_batch:
-            logger.warning(
-                f"micro-batches of {self.micro_batch} blocks instead of {saved}: same blocks, other noise (dropout, samples)"
-            )
         saved = state_dict.get("blocks_per_update", self.global_batch)
         if saved != self.global_batch and state_dict["iterations_in_epoch"] == 0:
             logger.warning(f"updates of {self.global_batch} blocks instead of {saved}, from this epoch on")

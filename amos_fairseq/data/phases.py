@@ -203,6 +203,5 @@ class PhaseIterator(BlockBatchIterator):
                 self.phase, self._frozen_batches = next_phase, tuple(self.cut(self.dataset, next_phase, position))
                 state_dict = {**state_dict, "iterations_in_epoch": 0}
         if state_dict.get("phase") != self.phase:  # its batches had other sizes, as they should
-            others = ("blocks_per_micro_batch", "blocks_per_update")
-            state_dict = {name: value for name, value in state_dict.items() if name not in others}
+            state_dict = {name: value for name, value in state_dict.items() if name != "blocks_per_update"}
         super().load_state_dict(state_dict)

@@ -24,12 +24,12 @@ from amos_fairseq.models.configuration import (
     make_transform,
     parse_layers,
 )
-from amos_fairseq.models.exported import ExportedHead
 from amos_fairseq.models.pretrained_encoder import (
     CLASSIFICATION,
     EMBEDDING,
     ENCODER,
     POOLER,
+    ExportedHead,
     PretrainedEncoder,
     describe_mismatch,
     reads_heads,

@@ -116,7 +116,6 @@ def import_folder(
     remarks += vocabulary_remarks(folder_tokenizer.dictionary_symbols, ids, len(weights["embed_tokens.weight"]))
     if weights.keys() & POOLER.keys():
         remarks.append("the pooler is kept: a classification head starts from it, and amos export writes it again")
-    remarks += filter(None, [model.size_warning])
     return Imported(config, model, folder_tokenizer, source, newly_initialized, unexpected_keys, remarks)
 
 

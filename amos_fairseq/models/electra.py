@@ -36,15 +36,10 @@ from amos_fairseq.models.pretraining import (
     PretrainingOutput,
     SingleMlmModel,
     as_single_depth,
-    parameters_of,
 )
 from amos_fairseq.modules.encoder import TransformerEncoder
 from amos_fairseq.modules.heads import CLASSIFICATION_HEADS, DenseDetectionHead, MlmHead, TokenPredictions
 from amos_fairseq.setting_checks import setting
-
-# Share of the discriminator's parameters from which on a generator is said to be too large. The best ones of section 5.3.1 have
-# a quarter to a half of its width, so at most this share; the released pair of ELECTRA-small has equal networks.
-LARGE_GENERATOR = 0.5
 
 
 @dataclass
@@ -181,20 +176,6 @@ class ElectraModel(ReplacementModel, SingleMlmModel):
     @property
     def depth_names(self) -> list[str]:
         return super().depth_names if self.token_noise is None else [str(self.cfg.generator)]
-
-    @property
-    def size_warning(self) -> str:
-        if self.generator is None or self.cfg.generator_checkpoint or self.cfg.share_weights == "all":
-            return ""
-        networks = self.generator.parts_above_embeddings, self.discriminator.parts_above_embeddings
-        generator, discriminator = (sum(weights.numel() for weights in parameters_of(parts)) for parts in networks)
-        if generator < LARGE_GENERATOR * discriminator:
-            return ""
-        return (
-            f"the generator's layers have {generator / discriminator:.0%} of the parameters of the discriminator's, so that "
-            "training may become unstable or collapse: a quarter of the width is better (--generator-size 0.25; amos import "
-            "without --generator makes a new generator)"
-        )
 
     @property
     def learns_by_likelihood(self) -> bool:

@@ -1,13 +1,15 @@
-"""What fine-tuning takes from a pretraining model: its encoder, with sizes and weights; and who builds the model of a task.
+"""What fine-tuning takes from a pretraining model, who builds the model of a task, and what that says of its heads.
 
 Pretraining knows no task with labels: the classes of models with heads register themselves here.
 """
 
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
 
 from fairseq.models import BaseFairseqModel
-from torch import Tensor
+from torch import Tensor, nn
 
 from amos_fairseq.models.configuration import EncoderConfig, transformer_config
 from amos_fairseq.modules.encoder import TransformerConfig
@@ -50,6 +52,26 @@ class PretrainedEncoder:
                 dropped.add(key.partition(".")[0])
                 del state_dict[key]
         logger.info(f"fine-tuning uses the encoder of a pretraining checkpoint; not used: {', '.join(sorted(dropped))}")
+
+
+@dataclass(frozen=True)
+class ExportedHead:
+    """A head that a class of Hugging Face computes.
+
+    Attributes:
+        kind: sequence_classification, token_classification or question_answering: a label of
+            :class:`amos_fairseq.hugging_face.weights.Head`, which has the names of its weights.
+        module: whose weights these are.
+        outputs: from the last states [B,T,D] and a mask of padding [B,T] to what the class returns.
+        description: for messages and the model card.
+        settings: for the configuration of the class, besides the names of labels.
+    """
+
+    kind: str
+    module: nn.Module
+    outputs: Callable[[Tensor, Tensor], Tensor]
+    description: str
+    settings: dict[str, Any] = field(default_factory=dict)
 
 
 # Which class has the heads of a checkpoint, by the prefix of their weights; the tasks add theirs.

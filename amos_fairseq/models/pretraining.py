@@ -206,11 +206,6 @@ class PretrainingModel(BaseFairseqModel, abc.ABC):
         shared = {id(parameter) for parameter in parameters_of(generators)}
         return [parameter for parameter in parameters_of(modules) if id(parameter) not in shared]
 
-    @property
-    def size_warning(self) -> str:
-        """What to know about the sizes of the networks before training; empty if there is nothing."""
-        return ""
-
     def check_ready(self) -> None:
         """Raise UserError if weights or counts are missing. Called after a checkpoint is loaded, before the first update."""
 

@@ -125,8 +125,6 @@ class GroupedAdam(FairseqOptimizer):
         A scheduler with its own rate sets it again. ``optimizer_overrides`` (``--optimizer-overrides``) are applied last.
         """
         overrides = dict(optimizer_overrides or {})
-        if "weight_decay" in overrides:
-            raise UserError("--optimizer-overrides cannot set weight_decay: give --weight-decay")
         here = [len(group["params"]) for group in self.param_groups]
         saved = [len(group["params"]) for group in state_dict["param_groups"]]
         if here != saved:

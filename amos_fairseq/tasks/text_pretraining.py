@@ -194,8 +194,6 @@ class TextPretrainingTask(CorpusTask):
         model = super().build_model(cfg, from_checkpoint)
         if not isinstance(model, PretrainingModel):
             raise UserError(f"--arch {arch_name(cfg)} is not pretrained on masked blocks: give one of amos_fairseq")
-        if model.size_warning:
-            logger.warning(model.size_warning)
         for positions in model.learned_positions() if self.phases else ():
             positions.repeat_first(self.phases[0].length)
         return model

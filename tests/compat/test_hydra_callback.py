@@ -1,6 +1,5 @@
 """The Hydra callback that imports the plugin before fairseq chooses ranks and devices."""
 
-import atexit
 import os
 from pathlib import Path
 from types import SimpleNamespace
@@ -42,26 +41,3 @@ def test_a_folder_that_cannot_be_written_is_refused_before_hydra_writes_there(mo
     start = callback.on_run_start if mode == "run" else callback.on_multirun_start
     line = error_line(capsys, lambda _: start(config))
     assert "file/run cannot be written (Not a directory): make room, permit writing, or give another --save-dir" in line
-
-
-@pytest.mark.parametrize("is_used", [False, True])
-def test_a_run_that_ends_at_its_start_leaves_no_folder(is_used: bool, tmp_path, monkeypatch) -> None:
-    """Its parents that are new go too; a checkpoint, or a folder that was there before, stays. A folder of Hydra
-    beside SAVE_DIR has only Hydra's files after a complete run as well."""
-    at_exit = []
-    monkeypatch.setattr(atexit, "register", lambda *call: at_exit.append(call))
-    run = tmp_path / "checkpoints" / "mlm_mini"
-    config = OmegaConf.create({"hydra": {"job": {"name": "hydra_train"}, "run": {"dir": str(tmp_path / "logs")}}})
-    config.checkpoint = {"save_dir": str(run)}
-    ImportPlugin().on_run_start(config)
-    config.hydra.run.dir = str(run)
-    ImportPlugin().on_run_start(config)
-    ImportPlugin().on_run_start(config)  # it is there: not to be removed by this process
-    (run / ".hydra").mkdir()
-    (run / "hydra_train.log").touch()
-    if is_used:
-        (run / "metrics.jsonl").touch()
-    ((remove, *arguments),) = at_exit
-    remove(*arguments)
-    assert run.exists() == is_used
-    assert (tmp_path / "checkpoints").exists() == is_used

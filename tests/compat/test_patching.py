@@ -1,6 +1,5 @@
 """Functions of modules, classes and fairseq's training script are replaced, each once; the start and end of a process."""
 
-import logging
 import queue
 import sys
 import time
@@ -115,13 +114,6 @@ def test_scores_are_imported_when_they_are_called(monkeypatch: pytest.MonkeyPatc
     assert dom.registerDOMImplementation("a", str) is None
     assert "colorsys" in sys.modules
     assert hasattr(sys.modules["xml.dom"], "Node")
-
-
-@pytest.mark.parametrize(("score", "shown"), [("400", ""), ("400.0", ""), ("None", ""), ("71.5", ", score 71.5")])
-def test_the_number_of_updates_is_not_shown_as_a_score(score, shown, caplog) -> None:
-    with caplog.at_level(logging.INFO):
-        logging.getLogger("fairseq.checkpoint_utils").info(f"Saved checkpoint a (epoch 1 @ 400 updates, score {score})")
-    assert caplog.messages == [f"Saved checkpoint a (epoch 1 @ 400 updates{shown})"]
 
 
 def test_absent_biases_are_not_shared() -> None:

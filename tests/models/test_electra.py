@@ -23,23 +23,6 @@ def trained(model: ElectraModel) -> set[str]:
     return {name for name, parameter in parameters if parameter.grad is not None and parameter.grad.any()}
 
 
-@pytest.mark.parametrize(
-    ("settings", "share"),
-    [
-        ({}, None),
-        ({"generator_size": 1.0}, "100%"),
-        ({"generator_size": 1.0, "generator_layers": 1, "encoder_layers": 2}, "50%"),
-        ({"generator_size": 1.0, "share_weights": "none"}, "100%"),
-        (ELECTRA_VARIANTS["all"], None),
-        (ELECTRA_VARIANTS["unigram"], None),
-    ],
-    ids=str,
-)
-def test_a_generator_that_is_trained_with_a_small_discriminator_is_said_to_be_large(settings, share) -> None:
-    warning = small_electra(**settings).size_warning
-    assert f"the generator's layers have {share} of the parameters" in warning if share else warning == ""
-
-
 def test_shared_parameters_are_one_object_and_receive_both_gradients() -> None:
     none, embeddings, everything = (small_electra(**ELECTRA_VARIANTS[name]) for name in ("none", "plain", "all"))
     for name in SHARED_EMBEDDINGS:

@@ -8,12 +8,9 @@ from unittest.mock import Mock
 import pytest
 import torch
 from fairseq.data import iterators
-from omegaconf import OmegaConf
-from small_models import ELECTRA_SETTINGS
 from synthetic_corpus import TOKENS_PER_SAMPLE, make_task, write_corpus, write_tokenizer
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.models.electra import ElectraConfig
 from amos_fairseq.text.tokenization import load_tokenizer
 
 
@@ -209,10 +206,3 @@ def test_validation_noise_does_not_change_training_noise(corpus: Path) -> None:
     assert torch.equal(torch.get_rng_state(), before)
     torch.manual_seed(6)
     assert valid_noise(3) == first != valid_noise(4)
-
-
-@pytest.mark.parametrize(("size", "is_said"), [(1.0, True), (0.5, False)])
-def test_the_start_of_a_run_says_that_its_generator_is_large(size, is_said, corpus, caplog) -> None:
-    config = ElectraConfig(**(ELECTRA_SETTINGS | {"_name": "electra", "generator_size": size}))
-    make_task(corpus, objective="electra").build_model(OmegaConf.structured(config))
-    assert ("a quarter of the width is better" in caplog.text) is is_said

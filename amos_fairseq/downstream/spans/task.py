@@ -32,8 +32,7 @@ from amos_fairseq.downstream.model import FineTunedModel
 from amos_fairseq.downstream.spans.dataset import SquadSplit, SquadWindowDataset, WindowLimits, read_squad_manifest
 from amos_fairseq.functional.positions import gather_positions
 from amos_fairseq.models.configuration import make_transform
-from amos_fairseq.models.exported import ExportedHead
-from amos_fairseq.models.pretrained_encoder import reads_heads
+from amos_fairseq.models.pretrained_encoder import ExportedHead, reads_heads
 from amos_fairseq.modules.heads import transformed
 from amos_fairseq.setting_checks import setting
 

@@ -12,8 +12,7 @@ from amos_fairseq.downstream.words.view_modules import CrossViews, number_of_vie
 from amos_fairseq.downstream.words.views import CROSS_VIEWS, check_encoder_learns
 from amos_fairseq.functional.positions import gather_positions
 from amos_fairseq.models.configuration import make_transform
-from amos_fairseq.models.exported import ExportedHead
-from amos_fairseq.models.pretrained_encoder import reads_heads
+from amos_fairseq.models.pretrained_encoder import ExportedHead, reads_heads
 from amos_fairseq.modules.heads import transformed
 
 WORD_HEADS = "word_heads."

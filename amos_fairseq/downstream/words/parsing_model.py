@@ -8,8 +8,7 @@ from torch.nn.functional import relu
 
 from amos_fairseq.downstream.words.model import WORD_HEADS, WordModel
 from amos_fairseq.models.configuration import make_transform
-from amos_fairseq.models.exported import ExportedHead
-from amos_fairseq.models.pretrained_encoder import reads_heads
+from amos_fairseq.models.pretrained_encoder import ExportedHead, reads_heads
 from amos_fairseq.modules.heads import transformed
 
 TREES = "dependency_trees"  # name of the head
