@@ -83,10 +83,10 @@ def write_model(folder: Path, family: str, class_name: str, padded_rows: int = 3
     return model
 
 
-def write_electra(folder: Path, embedding_size: int = 8, divisor: int = 2) -> tuple[nn.Module, nn.Module]:
+def write_electra(folder: Path, embedding_size: int = 8) -> tuple[nn.Module, nn.Module]:
     """``folder/discriminator`` and ``folder/generator``, by default half as wide, with the same embeddings."""
     own = {"embedding_size": embedding_size}
-    half = {name: SIZES[name] // divisor for name in ("hidden_size", "num_attention_heads", "intermediate_size")}
+    half = {name: SIZES[name] // 2 for name in ("hidden_size", "num_attention_heads", "intermediate_size")}
     discriminator = write_model(folder / "discriminator", "electra", "ElectraForPreTraining", **own)
     generator = write_model(folder / "generator", "electra", "ElectraForMaskedLM", **own, **half)
     generator.electra.embeddings.load_state_dict(discriminator.electra.embeddings.state_dict())

@@ -13,7 +13,7 @@ from fairseq.models import build_model
 from omegaconf import OmegaConf
 from small_models import build_randomized, randomize, small_dictionary
 
-from amos_fairseq.checkpoints.read import LoadedCheckpoint, dictionary_of, load_generator, weights_sha256
+from amos_fairseq.checkpoints.read import LoadedCheckpoint, dictionary_of, load_generator
 from amos_fairseq.downstream.spans.task import SpanModel
 from amos_fairseq.downstream.words.model import WordModel
 from amos_fairseq.files import directory_sha256, file_sha256
@@ -83,10 +83,6 @@ def write_state(directory: Path, name: str, objective: str, model: Any, config: 
             "dictionary_sha256": file_sha256(directory / "tokenizer" / "dict.txt"),
         },
     }
-    if files := getattr(config, "generator_checkpoint", ""):
-        state["task_state"]["generator_sha256"] = ":".join(
-            weights_sha256(torch.load(file, weights_only=True)["model"]) for file in files.split(":")
-        )
     torch.save(state | changes, directory / name)
 
 
