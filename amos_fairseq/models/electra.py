@@ -16,7 +16,6 @@ from fairseq.dataclass import ChoiceEnum
 from fairseq.models import register_model
 from torch import Tensor, nn
 
-from amos_fairseq.errors import UserError
 from amos_fairseq.functional.positions import gather_positions, replace_positions
 from amos_fairseq.functional.sampling import ReplacementSampler, forbid_tokens, gumbel_max, gumbel_noise
 from amos_fairseq.models.configuration import (
@@ -128,7 +127,7 @@ class ElectraModel(ReplacementModel, SingleMlmModel):
         self._add_generator()
         self._add_main_head()
         self.initialize()
-        self.is_ready = cfg.generator != "unigram"  # False until weights are loaded, or tokens are counted
+        self.awaits_token_counts = cfg.generator == "unigram"  # until weights are loaded, or tokens are counted
 
     def _add_generator(self) -> None:
         cfg, vocabulary = self.cfg, self.vocabulary
@@ -284,22 +283,14 @@ class ElectraModel(ReplacementModel, SingleMlmModel):
             return as_single_depth(self.token_noise(batch.masked_positions))
         return super().predict_logits(batch)
 
-    @property
-    def awaits_token_counts(self) -> bool:
-        return self.cfg.generator == "unigram" and not self.is_ready
-
     def set_token_counts(self, counts: Tensor) -> None:
         """Set how often each token occurs in the training text: [tokens] int64, in the order of the dictionary."""
         self.token_noise.set_counts(counts)
-        self.is_ready = True
-
-    def check_ready(self) -> None:
-        if not self.is_ready:
-            raise UserError("--generator unigram needs --task text_pretraining, which counts the tokens of its text")
+        self.awaits_token_counts = False
 
     def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> None:
         super().upgrade_state_dict_named(state_dict, name)
-        self.is_ready = True
+        self.awaits_token_counts = False
 
 
 def check_settings(cfg: ElectraConfig) -> None:

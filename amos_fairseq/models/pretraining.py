@@ -206,9 +206,6 @@ class PretrainingModel(BaseFairseqModel, abc.ABC):
         shared = {id(parameter) for parameter in parameters_of(generators)}
         return [parameter for parameter in parameters_of(modules) if id(parameter) not in shared]
 
-    def check_ready(self) -> None:
-        """Raise UserError if weights or counts are missing. Called after a checkpoint is loaded, before the first update."""
-
     @property
     @abc.abstractmethod
     def encoder(self) -> TransformerEncoder:

@@ -332,7 +332,6 @@ class TextPretrainingTask(CorpusTask):
             )
         if model.awaits_token_counts:
             model.set_token_counts(self.count_training_tokens())
-        model.check_ready()
 
     def write_vocabulary(self) -> None:
         target = self.vocabulary.copy_into(self.cfg.save_dir)

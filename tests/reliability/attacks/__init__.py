@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from attacks.commands import Place
-from attacks.data import bombs, damaged_labels, raw_files, tables
+from attacks.data import bombs, raw_files, tables
 from attacks.models import hostile_files, imported_folders
 from attacks.runs import damaged_files, killed_commands, kills, prepare
 from attacks.settings import command_settings, settings
@@ -38,7 +38,6 @@ KINDS: dict[str, tuple[Callable[[Place, Path, random.Random], Iterator[tuple[str
     "killed command": (killed_commands, 0.05),
     "hostile file": (hostile_files, 0.6),
     "imported folder": (imported_folders, 3),
-    "damaged labels": (damaged_labels, 5),
 }
 
 

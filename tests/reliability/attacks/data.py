@@ -1,4 +1,4 @@
-"""Attacks by data: damaged labels, compressed text, tables to label, and the other raw files that commands read."""
+"""Attacks by data: compressed text, tables to label, and the other raw files that commands read."""
 
 import csv
 import datetime
@@ -15,33 +15,10 @@ import pandas
 import pyarrow
 import pyarrow.parquet
 import zstandard
-from synthetic_tagging import prepare_tagging
 
-from amos_fairseq.downstream.words.dataset import TaggedSentences
-from amos_fairseq.errors import UserError
 from attacks.commands import Place, amos_harm, run_amos, run_command
 from attacks.damage import attack_json, damage
 from attacks.workplace import RESULTS
-
-
-def damaged_labels(place: Place, folder: Path, draw: random.Random) -> Iterator[tuple[str, str]]:
-    """Damage prepared labels, which are then refused."""
-    labels = prepare_tagging(place.folder / "data")
-    while True:
-        paths = [path for suffix in ("bin", "idx", "jsonl") for path in labels.glob(f"valid.*.{suffix}")]
-        path = draw.choice(sorted(paths))
-        content = path.read_bytes()
-        how, harm = damage(path, draw), ""
-        try:
-            TaggedSentences(labels, "valid", 3, 64)
-            harm = "accepted" if path.read_bytes() != content else ""
-        except UserError:
-            pass
-        except Exception as error:
-            harm = f"traceback: {type(error).__name__}: {error}"
-        yield f"{path.name}, {how}", harm
-        path.write_bytes(content)
-
 
 MIB = 1 << 20
 COMPRESS = {

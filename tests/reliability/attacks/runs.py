@@ -87,15 +87,17 @@ def copy_of_interrupted_run(place: Place, run: Path) -> None:
 
 
 def damaged_files(place: Place, folder: Path, draw: random.Random) -> Iterator[tuple[str, str]]:
-    """Damage a file of a run or of its corpus, then continue the run: it ends as the undisturbed one, or is refused."""
+    """Damage a file of a run, then continue it: it ends as the undisturbed one, or is refused.
+
+    Not of its corpus, of which a start checks the sizes alone: ``amos verify`` reads it.
+    """
     while True:
         copy_of_interrupted_run(place, folder / "run")
-        shutil.copytree(place.corpus, folder / "corpus")
         paths = sorted(path for path in folder.rglob("*") if path.is_file() and path.name[0] != ".")
-        weights = [10 if path.suffix in (".pt", ".bin", ".idx") else 3 for path in paths]
+        weights = [10 if path.suffix == ".pt" else 3 for path in paths]
         (path,) = draw.choices(paths, weights)
         how = damage(path, draw)
-        command = flags_command(folder / "corpus", folder / "run", *FLAGS)
+        command = flags_command(place.corpus, folder / "run", *FLAGS)
         code, text = run_command(command[2], command[3:])
         harm = command_harm(code, text, folder / "run")
         if not harm and code == 0 and path.name != "metrics.jsonl":
