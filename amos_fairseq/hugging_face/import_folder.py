@@ -255,16 +255,21 @@ def _read_weights(file: Path) -> Weights:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
+    weights: Any = None
     if file.suffix == ".safetensors":
         try:
             weights = load_file(file)
         except (SafetensorError, OSError, MemoryError) as error:  # the whole file is mapped
-            raise UserError(f"{file} is not a whole safetensors file ({error}): download it again") from error
+            fault = str(error)
     else:
         with explain_load_errors(str(file)):
             weights = torch.load(file, map_location="cpu", weights_only=True)
-    if fault := _fault_of(weights, file.stat().st_size):
-        raise UserError(f"{file} is not the state of a model ({fault}): save the model again, as float32 safetensors")
+    if weights is not None:
+        fault = _fault_of(weights, file.stat().st_size)
+    if fault:
+        raise UserError(
+            f"{file} is not the whole state of a model ({fault}): download it, or save it again as safetensors"
+        )
     return {key: tensor.float() if tensor.is_floating_point() else tensor for key, tensor in weights.items()}
 
 

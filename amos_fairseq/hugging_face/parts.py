@@ -132,7 +132,7 @@ def choose_part(loaded: LoadedCheckpoint, choice: Choice) -> Part:
     else:
         part = encoder_part(model)
     if choice.labels is not None and part.labels != list(choice.labels):
-        raise UserError("--labels names the classes of a fine-tuned head, which is not exported here")
+        raise UserError(f"--labels needs different names of all {len(part.labels)} classes of the exported head")
     part = dataclasses.replace(part, family=family_of(loaded, part))
     if part.family == "bert" and part.encoder is model.encoder and part.head in (Head.NONE, Head.MASKED_LM):
         return dataclasses.replace(part, pooler={name: b for name, b in model.named_buffers() if name in POOLER})
@@ -270,10 +270,11 @@ def family_of(loaded: LoadedCheckpoint, part: Part) -> str:
     if shape.position_scheme == "t5":
         here = (shape.position_buckets, shape.position_max_distance, shape.num_token_types, projected)
         if here != (MPNET_BUCKETS, MPNET_MAX_DISTANCE, 0, False):
-            shapes = (
-                f"{MPNET_BUCKETS} buckets, a maximum distance of {MPNET_MAX_DISTANCE}, no token types, wide embeddings"
+            sizes = f"{MPNET_BUCKETS} buckets and a maximum distance of {MPNET_MAX_DISTANCE}"
+            refuse(
+                loaded,
+                f"has other t5 positions, token types or embeddings than Hugging Face's MPNet, which has {sizes}",
             )
-            raise UserError(f"{loaded.file} cannot be exported: with t5 positions Hugging Face's MPNet has {shapes}")
         return "mpnet"
     if head == Head.SEQUENCE_CLASSIFICATION and activation == "tanh":
         if projected:
@@ -285,9 +286,8 @@ def family_of(loaded: LoadedCheckpoint, part: Part) -> str:
 def label_settings(loaded: LoadedCheckpoint, head: str, labels: Sequence[str] | None) -> dict[str, Any]:
     """Return the names of the outputs of a head: ``labels``, else those in the checkpoint, else ``LABEL_0``, ..."""
     number = loaded.model.heads[head].num_outputs
-    names = list(labels or loaded.heads[head].labels or [f"LABEL_{index}" for index in range(number)])
-    if len(names) != number or len(set(names)) != number:
-        raise UserError(f"--labels needs {number} different names, one per class in their order: {', '.join(names)}")
+    names = labels if labels and len({*labels}) == len(labels) == number else loaded.heads[head].labels
+    names = list(names or [f"LABEL_{index}" for index in range(number)])
     return {"num_labels": number} | _named_classes(names)
 
 

@@ -117,7 +117,7 @@ REFUSED: dict[str, tuple[str, Change, str]] = {
     "tokenizer class": ("bert", slow_tokenizer, "its tokenizer cannot be read"),
     "no tokenizer": ("mpnet", no_tokenizer, "holds no tokenizer"),
     "no weights": ("mpnet", lambda folder: (folder / "model.safetensors").unlink(), "neither model.safetensors"),
-    "weights: cut": ("mpnet", cut, "not a whole safetensors file"),
+    "weights: cut": ("mpnet", cut, "not the whole state of a model (Error while"),
     "weights: layer": ("bert", weights(lambda w: w | {f"encoder.layer.{'9' * 900}.x": torch.ones(1)}), "is missing"),
     "weights: shape": ("bert", weights(lambda w: w | {QUERY: torch.ones(3, 5)}), "have the shapes"),
     "weights: integers": ("bert", weights(lambda w: w | {QUERY: w[QUERY].long()}), f"{QUERY} has integers"),

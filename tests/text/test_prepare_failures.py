@@ -33,7 +33,6 @@ def folder(tmp_path_factory) -> Path:
     for name, content in contents.items():
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_bytes(content)
-    word_level_directory(folder / "others", ["漢", "字"])
     word_level_directory(folder / "words", ["one", "two"], absent=["[UNK]"])
     source = write_text(folder / "text.txt", make_documents(60))
     main([source, "--out", folder / "made", "--vocab-size", "150", "--workers", "1"])
@@ -53,7 +52,6 @@ BAD = {
     f"--vocab-size {2**31}": "at most 4,194,304",
     "--tokenizer none": "holds no tokenizer",
     "--tokenizer broken": "is not a usable",
-    "--tokenizer others": "knows nothing of the train text: give one that is made for this language",
     "--tokenizer words": "the tokenizer cannot encode the text (WordLevel error: Missing [UNK]",
     "--tokenizer other": "dict.txt is of another tokenizer",
     "--tokenizer other --vocab-size 9": "--vocab-size cannot be combined with --tokenizer",
