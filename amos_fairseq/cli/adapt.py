@@ -1,14 +1,12 @@
 """``amos adapt``: train a released encoder further on a text, by one command."""
 
 import argparse
-import math
 from pathlib import Path
 from typing import Any
 
 from amos_fairseq.adaptation.command import NEW, OBJECTIVES, SELF, Adaptation, check_settings, has_begun
 from amos_fairseq.cli import prepare
-from amos_fairseq.cli.arguments import add_overrides, add_subcommand, import_fairseq
-from amos_fairseq.errors import UserError
+from amos_fairseq.cli.arguments import SIZE, add_overrides, add_subcommand, import_fairseq, number
 from amos_fairseq.inputs import BLANK, LINE
 
 DESCRIPTION = """\
@@ -38,11 +36,11 @@ def add_parser(subparsers: Any) -> None:
     text += "MODEL was trained with this objective, its own)"
     add("--generator", metavar="new|self|PATH", action="append", default=[], help=text)
     add("--tokenizer", metavar="DIR", type=Path, help="folder of the tokenizer of MODEL (default: MODEL)")
-    add("--updates", type=int, default=2000, metavar="N", help="updates of the training, and of a new generator")
+    add("--updates", type=SIZE, default=2000, metavar="N", help="updates of the training, and of a new generator")
     text = "train for this time instead of --updates, which remain those of a new generator (as for amos train)"
-    add("--minutes", type=float, default=0.0, metavar="N", help=text)
-    add("--length", type=int, default=128, metavar="TOKENS", help="tokens of a block of text")
-    add("--batch-size", type=int, default=32, metavar="N", help="blocks of an update")
+    add("--minutes", type=number(float, 0), default=0.0, metavar="N", help=text)
+    add("--length", type=number(int, 2), default=128, metavar="TOKENS", help="tokens of a block of text")
+    add("--batch-size", type=SIZE, default=32, metavar="N", help="blocks of an update")
     add("--document", choices=(BLANK, LINE), default=BLANK, help="what ends a document, as for amos prepare text")
     add("--cpu", action="store_true", help="do not use GPUs, as --set common.cpu=true")
     add_overrides(parser, "optimization.lr=[1e-4]")
@@ -50,11 +48,6 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    for name in ("updates", "length", "batch_size"):
-        if getattr(arguments, name) < 1 + (name == "length"):
-            raise UserError(f"--{name.replace('_', '-')} {getattr(arguments, name)} is too small")
-    if not 0 <= arguments.minutes < math.inf:
-        raise UserError(f"--minutes {arguments.minutes:g} must be 0, for --updates, or more")
     settings = [*arguments.overrides, *("common.cpu=true",) * arguments.cpu]
     check_settings(settings, arguments.objective or "")
     generators = [each if each in (NEW, SELF) else str(Path(each).absolute()) for each in arguments.generator]

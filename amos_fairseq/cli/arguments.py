@@ -5,6 +5,7 @@ arguments were checked: ``amos --help`` and mistakes take a fraction of a second
 """
 
 import argparse
+import math
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -49,11 +50,29 @@ def add_subcommand(
     return parser
 
 
-def refuse_given(arguments: argparse.Namespace, names: Iterable[str], reason: str) -> None:
+def number(kind: Callable[[str], float], least: float, most: float = math.inf) -> Callable[[str], float]:
+    """Return a ``type`` of argparse: a finite number, int or float, from ``least`` to ``most``."""
+
+    def parse(text: str) -> float:
+        value = kind(text)
+        if not (least <= value <= most and math.isfinite(value)):
+            limit = "" if most == math.inf else f" and at most {most:,}"
+            raise argparse.ArgumentTypeError(f"{text} must be at least {least:,}{limit}")
+        return value
+
+    parse.__name__ = kind.__name__  # argparse names it where the text is no number
+    return parse
+
+
+SIZE = number(int, 1)
+
+
+def refuse_given(args: argparse.Namespace, names: Iterable[str], reason: str) -> None:
     """Refuse options that were given, because of ``reason``."""
     for name in names:
-        if getattr(arguments, name) != arguments.parser.get_default(name):
-            raise UserError(f"--{name.replace('_', '-')} {reason}: leave it out")
+        if getattr(args, name) != args.parser.get_default(name):
+            flag = "set" if name == "overrides" else name.replace("_", "-")
+            args.parser.error(f"--{flag} {reason}: leave it out")
 
 
 def add_checkpoint(

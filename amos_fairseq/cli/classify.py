@@ -6,7 +6,6 @@ from typing import Any
 
 from amos_fairseq.cli import fine_tuning
 from amos_fairseq.cli.arguments import add_subcommand
-from amos_fairseq.errors import UserError
 from amos_fairseq.inputs import LABEL_COLUMN, TEXT_COLUMN
 
 DESCRIPTION = """\
@@ -45,7 +44,7 @@ def run(arguments: argparse.Namespace) -> None:
     if arguments.predict is not None:
         fine_tuning.check_prediction(arguments, "text", "no_header")
     elif arguments.train is None:
-        raise UserError("give the table to train on as --train, or one to label as --predict")
+        arguments.parser.error("give the table to train on as --train, or one to label as --predict")
     else:
         from amos_fairseq.downstream.texts.prepare import tables_of
 

@@ -5,9 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from amos_fairseq.cli import fine_tuning
-from amos_fairseq.cli.arguments import add_subcommand, refuse_given
+from amos_fairseq.cli.arguments import SIZE, add_subcommand, refuse_given
 from amos_fairseq.downstream.texts.glue.tasks import AVERAGED, parse_tasks
-from amos_fairseq.errors import UserError
 
 DESCRIPTION = """\
 Fine-tune a checkpoint of this package, of any objective and size, on GLUE: one fairseq-train process per task and seed, one at
@@ -28,7 +27,7 @@ def add_parser(subparsers: Any) -> None:
     text = "predict the test sets with each task's best run on dev and write the archive for the leaderboard"
     add("--write-test", action="store_true", help=text)
     text = "train on N rows of a task, chosen at random, if it has more (default: all)"
-    add("--max-rows", type=int, metavar="N", help=text)
+    add("--max-rows", type=SIZE, metavar="N", help=text)
     text = "YAML of your own tasks, run beside GLUE's: NAME: {train: FILE, dev: FILE, text: [COLUMN], label: COLUMN, ...}, the "
     text += "options of amos classify"
     add("--own-tasks", metavar="FILE", type=Path, help=text)
@@ -46,8 +45,6 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    if arguments.max_rows is not None and arguments.max_rows < 1:
-        raise UserError(f"--max-rows {arguments.max_rows} must be at least 1")
     if arguments.teachers is None:
         refuse_given(arguments, ["ensemble", "gold_weight"], "has no effect without --teachers")
     if not arguments.multi_task:

@@ -6,8 +6,7 @@ from typing import Any
 
 from amos_fairseq.cli import fine_tuning
 from amos_fairseq.cli.arguments import add_subcommand, add_unlabeled
-from amos_fairseq.downstream.words.views import PARSING_VIEWS
-from amos_fairseq.errors import UserError
+from amos_fairseq.experiments import PARSING_VIEWS
 
 DESCRIPTION = """\
 Fine-tune a checkpoint of this package on the dependency trees of a treebank: one fairseq-train process per seed, one at a time
@@ -24,7 +23,6 @@ def add_parser(subparsers: Any) -> None:
     fine_tuning.add_arguments(
         parser,
         None,
-        has_pairs=False,
         has_pooling=False,
         raw_help="treebank in CoNLL-U, plain or as .gz, .xz or .zst",
         recipe="own_labels",
@@ -39,7 +37,7 @@ def run(arguments: argparse.Namespace) -> None:
     if arguments.predict is not None:
         fine_tuning.check_prediction(arguments)
     elif arguments.train is None or arguments.dev is None:
-        raise UserError("give the treebanks as --train FILE --dev FILE, or sentences to parse as --predict FILE")
+        arguments.parser.error("give the treebanks as --train FILE --dev FILE, or sentences to parse as --predict FILE")
     fine_tuning.start(arguments)
     from amos_fairseq.downstream.words.parsing_command import main
 

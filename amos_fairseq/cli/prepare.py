@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from amos_fairseq.cli.arguments import HelpFormatter, add_label_columns, add_subcommand, add_unlabeled
+from amos_fairseq.cli.arguments import SIZE, HelpFormatter, add_label_columns, add_subcommand, add_unlabeled
 from amos_fairseq.downstream.texts.glue.tasks import TASKS
 from amos_fairseq.fairseq_import import root_logger_kept
 from amos_fairseq.inputs import BLANK, LINE, TEXT_COLUMN
@@ -139,7 +139,7 @@ docs/glue.md describes both layouts."""
     add("tasks", metavar="TASK|ALL", help="a task, several separated by commas, or ALL that are in GLUE_DIR")
     add_tokenizer_and_out(add)
     add_workers(add)
-    add("--max-train-rows", type=int, metavar="N", help="sample at most N training rows (default: all)")
+    add("--max-train-rows", type=SIZE, metavar="N", help="sample at most N training rows (default: all)")
     add("--seed", type=int, default=1, help="samples the rows of --max-train-rows")
 
 
@@ -155,7 +155,7 @@ the same files and settings, is not changed."""
     add("train", type=Path, metavar="TRAIN_JSON", help="train-v1.1.json or train-v2.0.json")
     add("dev", type=Path, metavar="DEV_JSON", help="the dev file of the same version")
     add_tokenizer_and_out(add)
-    add("--max-train-questions", type=int, metavar="N", help="sample N training questions (default: all)")
+    add("--max-train-questions", type=SIZE, metavar="N", help="sample N training questions (default: all)")
     add("--seed", type=int, default=1, help="samples the questions of --max-train-questions")
 
 

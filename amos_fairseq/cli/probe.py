@@ -4,12 +4,11 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from amos_fairseq.cli.arguments import add_subcommand, import_fairseq
+from amos_fairseq.cli.arguments import add_subcommand, import_fairseq, number
 from amos_fairseq.errors import UserError
 from amos_fairseq.output.terminal import ending_in_one_line, say
 
-# Far more than a computer finishes; PyTorch refuses larger numbers with its own words.
-LARGEST = {"seeds": 1_000_000, "lr": 1000, "batch_size": 1_000_000_000, "updates": 1_000_000_000}
+MANY = 1_000_000_000  # far more than a computer finishes; PyTorch refuses larger numbers with its own words
 DESCRIPTION = """\
 Edge probing (Tenney et al., 2019; AMOS section 5.2): a classifier predicts labels of spans, such as part-of-speech tags and
 dependencies, from the frozen states of one layer. A table compares the layers, as the table under AMOS "Figure 4". The features
@@ -35,22 +34,23 @@ def add_parser(subparsers: Any) -> None:
     add("--layers", metavar="LIST", help=text)
     add("--tasks", metavar="LIST", help="tasks, separated by commas (default: all in --data)")
     add("--baseline", action="store_true", help="also probe random weights, and the token embeddings without any layer")
-    add("--seeds", type=int, metavar="N", default=1, help="probes per layer and task, with seeds 1 to N")
+    add(
+        "--seeds",
+        type=number(int, 1, MANY),
+        metavar="N",
+        default=1,
+        help="probes per layer and task, with seeds 1 to N",
+    )
     text = "linear, as in AMOS, or mlp, with a projection to 256 and a hidden layer, as in Tenney et al."
     add("--classifier", choices=("linear", "mlp"), default="linear", help=text)
     text = "initial learning rate of Adam, divided by the square root of the width (default: 0.5; mlp: 0.01)"
-    add("--lr", type=float, help=text)
-    add("--batch-size", type=int, metavar="N", default=1024, help="targets in a batch")
-    add("--updates", type=int, metavar="N", default=2000, help="updates of each probe")
+    add("--lr", type=number(float, 1e-9, 1000), help=text)
+    add("--batch-size", type=number(int, 1, MANY), metavar="N", default=1024, help="targets in a batch")
+    add("--updates", type=number(int, 1, MANY), metavar="N", default=2000, help="updates of each probe")
     add("--device", help="device to compute on, such as cpu or cuda:1 (default: a GPU if there is one, else the CPU)")
 
 
 def run(arguments: argparse.Namespace) -> None:
-    for name, largest in LARGEST.items():
-        value = getattr(arguments, name)
-        if value is not None and not 0 < value <= largest:
-            flag = f"--{name.replace('_', '-')}"
-            raise UserError(f"{flag} {value} is out of range: give a finite number above 0, at most {largest:,}")
     if arguments.out.exists():
         raise UserError(f"--out {arguments.out} exists: give another directory")
     say(f"reading {arguments.checkpoint} and {arguments.data}", "probe")  # the imports take seconds

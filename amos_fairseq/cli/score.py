@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from amos_fairseq.cli.arguments import add_checkpoint, add_subcommand, import_fairseq, refuse_given
+from amos_fairseq.cli.arguments import SIZE, add_checkpoint, add_subcommand, import_fairseq, refuse_given
 from amos_fairseq.errors import UserError
 from amos_fairseq.scoring import PAIR_SUFFIXES
 
@@ -30,7 +30,7 @@ def add_parser(subparsers: Any) -> None:
     add("--format", choices=("tsv", "jsonl"), help=text)
     text = "file for the scores; with --pairs NAME.json, beside which NAME.md, NAME.csv and NAME.pairs.csv are written "
     add("--out", metavar="OUT", type=Path, help=text + "(default: the terminal)")
-    add("--batch-tokens", type=int, metavar="N", default=2048, help="tokens of a batch; give more on a GPU")
+    add("--batch-tokens", type=SIZE, metavar="N", default=2048, help="tokens of a batch; give more on a GPU")
     add("--device", default="cpu", help="device to compute on, such as cuda or cuda:1")
     add = parser.add_argument_group("minimal pairs").add_argument
     text = "instead of FILE: JSON lines with sentence_good and sentence_bad, as in BLiMP (default: score FILE)"
@@ -68,12 +68,10 @@ def check_arguments(arguments: argparse.Namespace) -> None:
     if (arguments.file is None) != is_pairs:
         arguments.parser.error("give either FILE or --pairs FILE")
     refuse_given(arguments, ["format"] if is_pairs else [], "has no effect with --pairs")
-    if arguments.batch_tokens < 1:
-        raise UserError(f"--batch-tokens {arguments.batch_tokens} must be 1 or more")
     if out is None:
         return
     if is_pairs and out.suffix != ".json":
-        raise UserError(f"--out {out} must end with .json: the tables get the same name with .md and .csv")
+        arguments.parser.error(f"--out {out} must end with .json: the tables get the same name with .md and .csv")
     inputs = [Path(path).resolve() for path in arguments.pairs or [arguments.file]]
     for path in [out.with_suffix(suffix) for suffix in PAIR_SUFFIXES] if is_pairs else [out]:
         if path.resolve() in inputs:

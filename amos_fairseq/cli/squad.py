@@ -4,7 +4,7 @@ import argparse
 from typing import Any
 
 from amos_fairseq.cli import fine_tuning
-from amos_fairseq.cli.arguments import add_subcommand
+from amos_fairseq.cli.arguments import SIZE, add_subcommand
 
 DESCRIPTION = """\
 Fine-tune a checkpoint of this package on SQuAD 1.1 or 2.0, whichever the dev file is of: one fairseq-train process per seed,
@@ -27,16 +27,12 @@ def add_parser(subparsers: Any) -> None:
     text = "independent start and end, or XLNet's joint head (default: joint for electra and electric)"
     add("--span-head", choices=("independent", "joint"), help=text)
     text = "tokens of question and context together (default: 512, or the maximum of the encoder)"
-    add("--tokens-per-window", type=int, metavar="N", help=text)
+    add("--tokens-per-window", type=SIZE, metavar="N", help=text)
     text = "tokens from one window to the next (default: 128, or a quarter of a shorter window)"
-    add("--doc-stride", type=int, metavar="N", help=text)
+    add("--doc-stride", type=SIZE, metavar="N", help=text)
     text = "maximum number of tokens of a question (default: 64, or half of a shorter window)"
-    add("--max-question-length", type=int, metavar="N", help=text)
-    add("--max-answer-length", type=int, metavar="N", default=30, help="maximum number of tokens of an answer")
-    add("--n-best", type=int, metavar="N", default=20, help="answers to keep for each question")
-    text = "what EM and F1 compare: words between spaces, or each character of Chinese, Japanese, Thai ... (default: "
-    text += "characters if most letters of the dev contexts are of such scripts)"
-    add("--score-by", choices=("words", "characters"), help=text)
+    add("--max-question-length", type=SIZE, metavar="N", help=text)
+    add("--max-answer-length", type=SIZE, metavar="N", default=30, help="maximum number of tokens of an answer")
 
 
 def run(arguments: argparse.Namespace) -> None:

@@ -6,8 +6,7 @@ from typing import Any
 
 from amos_fairseq.cli import fine_tuning
 from amos_fairseq.cli.arguments import add_label_columns, add_subcommand, add_unlabeled, refuse_given
-from amos_fairseq.downstream.words.views import TAGGING_VIEWS
-from amos_fairseq.experiments import VIEW_HEADS
+from amos_fairseq.experiments import TAGGING_VIEWS
 
 DESCRIPTION = """\
 Fine-tune a checkpoint of this package on a column of labeled words (parts of speech, chunks, named entities): one
@@ -28,7 +27,6 @@ def add_parser(subparsers: Any) -> None:
     fine_tuning.add_arguments(
         parser,
         "directory that amos prepare tagging wrote",
-        has_pairs=False,
         has_pooling=False,
         dev_default=" (default: a tenth of the sentences of --train, at random)",
         raw_help="CoNLL-U, one word a line with its labels behind it, or a table with lists of words and labels",
@@ -43,11 +41,7 @@ def add_parser(subparsers: Any) -> None:
     add_label_columns(parser.add_argument)
     add_unlabeled(parser.add_argument)
     fine_tuning.add_cross_views(parser, TAGGING_VIEWS)
-    text = "of --data A B: the columns that a batch of unlabeled sentences trains, all or one that is drawn "
-    parser.add_argument("--view-heads", choices=VIEW_HEADS, help=text + "(default: the recipe's, all)")
     fine_tuning.add_sampling_exponent(parser, "of --data A B")
-    text = "share of a word's label that is spread over all labels in training (default: the recipe's, 0; thesis: 0.1)"
-    parser.add_argument("--label-smoothing", type=float, metavar="F", help=text)
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -56,7 +50,7 @@ def run(arguments: argparse.Namespace) -> None:
     else:
         fine_tuning.check_data(arguments, needs_dev=False)
     if len(arguments.data or ()) < 2:
-        refuse_given(arguments, ["sampling_exponent", "view_heads"], "has no effect on a single column")
+        refuse_given(arguments, ["sampling_exponent"], "has no effect on a single column")
     if arguments.data is not None:
         reason = "is for raw files; --data was prepared with its own"
         refuse_given(arguments, ["column", "columns", "encoding", "labeled", "unlabeled"], reason)

@@ -1,14 +1,13 @@
 """``amos train``: start ``fairseq-hydra-train`` with a recipe of the package, or a YAML of any folder."""
 
 import argparse
-import math
 import os
 import sys
 from typing import Any
 
-from amos_fairseq.cli.arguments import add_subcommand
-from amos_fairseq.errors import UserError
+from amos_fairseq.cli.arguments import add_subcommand, number
 
+MINUTES = number(float, 1e-3)
 DESCRIPTION = """\
 Train a recipe: fairseq-hydra-train with the folder and name of the recipe and with this package as common.user_dir, from any
 directory. The same command continues the run in checkpoint.save_dir. Several ranks: torchrun --nproc-per-node N --no-python
@@ -20,7 +19,7 @@ def add_parser(subparsers: Any) -> None:
     parser = add_subcommand(subparsers, "train", "pretrain with a recipe", DESCRIPTION, run)
     text = "train for this time, last validation and checkpoint included, instead of max_update; the learning rate follows "
     text += "the time; all parts of a run count (lr_scheduler.minutes)"
-    parser.add_argument("--minutes", type=float, help=text)
+    parser.add_argument("--minutes", type=MINUTES, help=text)
     text = (
         "recipe such as amos_base (amos recipes lists them), or the path of a YAML file, which may start from a recipe "
     )
@@ -42,11 +41,9 @@ def run(arguments: argparse.Namespace) -> None:
 
     # Behind RECIPE, argparse leaves all words to Hydra.
     of_time = argparse.ArgumentParser(prog=arguments.parser.prog, add_help=False, allow_abbrev=False)
-    of_time.add_argument("--minutes", type=float, default=arguments.minutes)
+    of_time.add_argument("--minutes", type=MINUTES, default=arguments.minutes)
     given, settings = of_time.parse_known_args(arguments.settings)
     if given.minutes is not None:
-        if not 0 < given.minutes < math.inf:
-            raise UserError(f"--minutes {given.minutes:g} must be above 0")
         settings.insert(0, f"lr_scheduler.minutes={given.minutes!r}")
     command, variables = training_command(arguments.recipe, settings)
     sys.stdout.flush()

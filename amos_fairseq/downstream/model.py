@@ -35,13 +35,7 @@ from amos_fairseq.models.pretrained_encoder import (
     reads_heads,
     same_shape,
 )
-from amos_fairseq.modules.encoder import (
-    LayerOutputs,
-    initialize,
-    mark_layer_depths,
-    mark_lr_scale,
-    mark_undecayed,
-)
+from amos_fairseq.modules.encoder import LayerOutputs, initialize, mark_layer_depths, mark_lr_scale, mark_undecayed
 from amos_fairseq.modules.heads import ClassificationHead, LayerMixture
 from amos_fairseq.modules.modern_encoder import ModernBertEncoderConfig
 from amos_fairseq.setting_checks import check_ranges

@@ -8,8 +8,15 @@ from pathlib import Path
 from amos_fairseq.errors import UserError, explain_os_errors
 
 RECIPES = Path(__file__).with_name("recipes")
-# Of cross-view training.
+SAMPLING_EXPONENT = 0.75  # of several tasks; thesis, section 3.3, from Bowman et al. (2018)
+# Cross-view training on unlabeled sentences (CVT; thesis, chapter 4).
 VIEW_LAYERS, VIEW_HEADS, VIEW_TARGETS = ("half", "all"), ("all", "one"), ("soft", "hard")
+FULL, WORD_DROPOUT = "full", "word_dropout"
+# View -> the direction of attention that gives the states that it reads.
+DIRECTIONS = {"forward": "past", "backward": "future", "future": "past", "past": "future"}
+TAGGING_VIEWS = (FULL, *DIRECTIONS)
+# Of the word as a head, and of the word as a dependent (section 4.2.3).
+PARSING_VIEWS = (FULL, *(f"{head}-{word}" for head in ("forward", "backward") for word in ("forward", "backward")))
 
 
 def recipe_names() -> list[str]:

@@ -73,6 +73,9 @@ class RunResult:
     def main(self) -> float:
         return self.scores[self.main_score]
 
+    def checkpoint_in(self, out: Path) -> Path:
+        return out / self.directory / self.checkpoint
+
 
 def package_versions() -> dict[str, str]:
     names = ("amos_fairseq", "fairseq-fixed", "scikit-learn", "scipy", "torch")

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from amos_fairseq.errors import INTERRUPTED, UserError
+from amos_fairseq.experiments.benchmark import Benchmark, Stopped, counted
 from amos_fairseq.experiments.records import (
     NO_CONSTANTS,
     ConstantScores,
@@ -17,7 +18,8 @@ from amos_fairseq.experiments.records import (
     result_files,
     write_record,
 )
-from amos_fairseq.experiments.runner import Benchmark, Failure, Runner, Session, Stopped, counted
+from amos_fairseq.experiments.runner import Failure, Runner
+from amos_fairseq.experiments.session import Session
 from amos_fairseq.output.tables import Table
 
 
@@ -146,5 +148,5 @@ def common_notes(
 
 def export_notice(out: Path, best: RunResult, flags: str = "") -> str:
     """Return the line that says how the best run of a table is exported; ``flags`` begin with a space."""
-    checkpoint = shlex.quote(str(out / best.directory / best.checkpoint))
+    checkpoint = shlex.quote(str(best.checkpoint_in(out)))
     return f"to export the run that is best on dev: amos export {checkpoint} HF_DIR{flags}"

@@ -108,7 +108,7 @@ def main(arguments: list[str] | None = None) -> int:
     from comparison_report import write_report
     from runs import limited_runner
 
-    from amos_fairseq.experiments.runner import Stopped
+    from amos_fairseq.experiments.benchmark import Stopped
 
     with limited_runner(options.piece_minutes) as runner:
         comparison = Comparison(options)

@@ -19,7 +19,7 @@ from amos_fairseq.downstream.spans import command as squad
 from amos_fairseq.downstream.texts.glue import command as glue
 from amos_fairseq.downstream.words import command as tagging
 from amos_fairseq.downstream.words.dataset import Column
-from amos_fairseq.experiments.runner import Benchmark
+from amos_fairseq.experiments.benchmark import Benchmark
 
 COMMANDS = (glue, squad, tagging)
 

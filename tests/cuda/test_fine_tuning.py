@@ -28,7 +28,7 @@ from amos_fairseq.downstream.texts.task import (
     TextClassificationTask,
 )
 from amos_fairseq.downstream.words.dataset import NO_LABEL
-from amos_fairseq.downstream.words.parsing_model import TREES
+from amos_fairseq.downstream.words.model import TREES
 from amos_fairseq.downstream.words.parsing_task import (
     DependencyParsingConfig,
     DependencyParsingCriterion,
@@ -40,7 +40,8 @@ from amos_fairseq.downstream.words.task import (
     SequenceTaggingCriterion,
     SequenceTaggingTask,
 )
-from amos_fairseq.downstream.words.views import PARSING_VIEWS, TAGGING_VIEWS, WORD_DROPOUT
+from amos_fairseq.downstream.words.views import WORD_DROPOUT
+from amos_fairseq.experiments import PARSING_VIEWS, TAGGING_VIEWS
 
 NUM_CLASSES = 3
 VOCABULARY = Vocabulary(Path("dict.txt"), dictionary_sha256="", tokenizer_directory=None, tokenizer_sha256=None)

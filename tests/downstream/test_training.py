@@ -11,7 +11,8 @@ from forked_command import IMPORTED, ForkedCommand
 from tiny_runs import ROOT
 from waiting import wait_until
 
-from amos_fairseq.experiments.runner import RunFailed, Stopped, environment, train
+from amos_fairseq.experiments.benchmark import RunFailed, Stopped
+from amos_fairseq.experiments.runner import environment, train
 
 SAVES = """\
 import signal, sys, time

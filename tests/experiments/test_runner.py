@@ -10,8 +10,9 @@ import torch
 from toy_benchmark import HYPERPARAMETERS, START, Toy
 
 from amos_fairseq.experiments import runner as runner_module
+from amos_fairseq.experiments.benchmark import RunFailed, Stopped
 from amos_fairseq.experiments.records import read_results
-from amos_fairseq.experiments.runner import RunFailed, Runner, RunProgress, Stopped
+from amos_fairseq.experiments.runner import Runner, RunProgress
 
 
 def execute(out, **changed) -> Runner:

@@ -16,12 +16,7 @@ from amos_fairseq.checkpoints.read import load_checkpoint
 from amos_fairseq.downstream.model import FineTunedModel
 from amos_fairseq.errors import UserError
 from amos_fairseq.experiments import recipe_names, runner
-from amos_fairseq.experiments.runner import (
-    PretrainedCheckpoint,
-    Session,
-    number_of_layers,
-    read_pretrained_checkpoint,
-)
+from amos_fairseq.experiments.session import PretrainedCheckpoint, Session, number_of_layers, read_pretrained_checkpoint
 
 TWO_TOWER = {"electric_variant": "two_tower", "generator_size": 1, "generator_loss_tokens": "all"}
 RUNS = {

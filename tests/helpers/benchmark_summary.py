@@ -5,8 +5,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from amos_fairseq.downstream.words.command import Tagging
+from amos_fairseq.experiments.benchmark import Benchmark
 from amos_fairseq.experiments.records import RunResult, summarize
-from amos_fairseq.experiments.runner import Benchmark
 from amos_fairseq.experiments.table import save_results
 from amos_fairseq.output.tables import Table
 

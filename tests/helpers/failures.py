@@ -23,7 +23,8 @@ def full_disk(limit: int) -> Iterator[None]:
 def error_line(
     capsys: pytest.CaptureFixture, main: Callable[[list[str]], Any], *arguments: object, reports_progress: bool = False
 ) -> str:
-    """Call ``main`` with arguments that it must refuse, and return its error: exit code 1 and a single line on stderr.
+    """Call ``main`` with arguments that it must refuse, and return its error: exit code 1 and a single line on stderr,
+    or of wrong flags the exit code 2 and argparse's line behind the usage.
 
     Args:
         reports_progress: Whether other lines, none of them an error, may come before.
@@ -32,6 +33,10 @@ def error_line(
     with pytest.raises(SystemExit) as ended:
         main([str(argument) for argument in arguments])
     *before, line = capsys.readouterr().err.removesuffix("\n").split("\n")
+    if ended.value.code == 2:
+        assert before[0].startswith("usage: amos "), before
+        assert line.startswith("amos "), line
+        return line
     assert ended.value.code == 1
     assert line.startswith("amos_fairseq: error: ")
     assert reports_progress or not before, before

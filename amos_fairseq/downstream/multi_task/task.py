@@ -16,8 +16,7 @@ from torch import Tensor, nn
 from amos_fairseq.checkpoint_files import HeadOutputs
 from amos_fairseq.criterions.pretraining import mean
 from amos_fairseq.data.corpus import Vocabulary
-from amos_fairseq.downstream.labeled_task import AVERAGE, LabeledCriterion, log_means, prepared_directories
-from amos_fairseq.downstream.mixed_tasks import SAMPLING_EXPONENT, MixedTasks
+from amos_fairseq.downstream.labeled_task import AVERAGE, LabeledCriterion, MixedTasks, log_means, prepared_directories
 from amos_fairseq.downstream.model import TextModel
 from amos_fairseq.downstream.texts.dataset import head_outputs, read_targets, read_task_record
 from amos_fairseq.downstream.texts.scores import average_score
@@ -31,6 +30,7 @@ from amos_fairseq.downstream.texts.task import (
     vocabulary_of,
 )
 from amos_fairseq.errors import UserError
+from amos_fairseq.experiments import SAMPLING_EXPONENT
 from amos_fairseq.modules.heads import pool
 from amos_fairseq.setting_checks import setting
 

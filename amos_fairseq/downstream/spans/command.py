@@ -16,6 +16,7 @@ import torch
 from fairseq.models import BaseFairseqModel
 
 from amos_fairseq.checkpoints.read import load_checkpoint
+from amos_fairseq.downstream.prediction import batches
 from amos_fairseq.downstream.spans.dataset import (
     SquadSplit,
     SquadWindowDataset,
@@ -26,9 +27,10 @@ from amos_fairseq.downstream.spans.dataset import (
 )
 from amos_fairseq.downstream.spans.prepare import prepare_squad_inside
 from amos_fairseq.errors import UserError
+from amos_fairseq.experiments.benchmark import Benchmark, BenchmarkTask, TaskRun
 from amos_fairseq.experiments.recipes import different
 from amos_fairseq.experiments.records import ConstantScores, RunResult, Summaries, content_sha256
-from amos_fairseq.experiments.runner import Benchmark, BenchmarkTask, Session, TaskRun, batches, session_from
+from amos_fairseq.experiments.session import Session, session_from
 from amos_fairseq.experiments.table import run_and_print
 from amos_fairseq.files import write_text
 from amos_fairseq.inputs.question_files import OF_CHARACTERS, evaluate, fitting_units, task_name
@@ -50,7 +52,7 @@ class SquadSettings:
     windows: WindowLimits
     max_answer_length: int = 30  # tokens; this limit and the next are BERT's
     n_best: int = 20  # answers that are kept for each question
-    score_by: str | None = None  # words or characters; None for what fits the dev contexts
+    score_by: str = "words"  # or characters, where these fit the dev contexts
 
     def as_dict(self) -> dict[str, Any]:
         answers = {"max_answer_length": self.max_answer_length, "n_best": self.n_best, "score_by": self.score_by}
@@ -72,9 +74,6 @@ def main(arguments: argparse.Namespace) -> None:
 
 def read_settings(arguments: argparse.Namespace, max_positions: int) -> SquadSettings:
     """Return the settings of windows, head and decoding for an encoder of ``max_positions``."""
-    for name in ("tokens_per_window", "doc_stride", "max_question_length", "max_answer_length", "n_best"):
-        if (value := getattr(arguments, name)) is not None and value < 1:
-            raise UserError(f"--{name.replace('_', '-')} {value} must be 1 or more")
     usual, tokens = WindowLimits(), arguments.tokens_per_window
     if tokens is None:
         tokens = min(usual.tokens, max_positions)
@@ -84,7 +83,7 @@ def read_settings(arguments: argparse.Namespace, max_positions: int) -> SquadSet
     question = arguments.max_question_length or min(usual.question, max(1, tokens // 2))
     head = arguments.span_head or HEAD_OF_RECIPE.get(arguments.recipe, "independent")
     windows = WindowLimits(tokens, stride, question)
-    return SquadSettings(head, windows, arguments.max_answer_length, arguments.n_best, arguments.score_by)
+    return SquadSettings(head, windows, arguments.max_answer_length)
 
 
 def open_squad(session: Session, data: Path, settings: SquadSettings) -> "Squad":
@@ -97,7 +96,7 @@ def open_squad(session: Session, data: Path, settings: SquadSettings) -> "Squad"
     if len(num_separators) > 1:
         raise UserError(f"the recipe {session.recipe.name} has several num_separators for SQuAD: run them one by one")
     windows, manifest = settings.windows._replace(num_separators=num_separators.pop()), read_squad_manifest(data)
-    score_by = settings.score_by or fitting_units(SquadSplit(data, "valid").texts)
+    score_by = fitting_units(SquadSplit(data, "valid").texts)
     settings = dataclasses.replace(settings, windows=windows, score_by=score_by)
     session.checkpoint.check_tokenizer(data / "tokenizer")
     name = task_name(manifest["splits"]["valid"]["impossible"] > 0)

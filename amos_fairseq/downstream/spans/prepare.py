@@ -52,8 +52,6 @@ NAMED_ANSWERS = 20  # of each that do not fit, in squad.json
 def run(arguments: argparse.Namespace) -> None:
     sources = {"train": arguments.train, "valid": arguments.dev}
     check_sizes(sources)
-    if arguments.max_train_questions is not None and arguments.max_train_questions < 1:
-        raise UserError(f"--max-train-questions {arguments.max_train_questions} must be at least 1")
     out, tokenizer = arguments.out, load_tokenizer(arguments.tokenizer)
     sample = Sample(arguments.max_train_questions, arguments.seed)
     description = description_of(sources, tokenizer, sample.describe("max_train_questions"))

@@ -25,18 +25,10 @@ from amos_fairseq.downstream.texts.dataset import (
 from amos_fairseq.downstream.texts.labeling import label_table, predict_logits, spell_predictions
 from amos_fairseq.downstream.texts.prepare import NAME, prepare_inside
 from amos_fairseq.downstream.texts.scores import SCORES, predictions_of, text_scores
+from amos_fairseq.experiments.benchmark import Benchmark, BenchmarkTask, TaskRun, usable_folder
 from amos_fairseq.experiments.recipes import Hyperparameters, different
 from amos_fairseq.experiments.records import ConstantScores, RunResult, Summaries, content_sha256
-from amos_fairseq.experiments.runner import (
-    Benchmark,
-    BenchmarkTask,
-    Session,
-    TaskRun,
-    find_devices,
-    interruptible,
-    session_from,
-    usable_folder,
-)
+from amos_fairseq.experiments.session import Session, find_devices, session_from
 from amos_fairseq.experiments.table import export_notice, run_and_print
 from amos_fairseq.files import csv_lines, write_text
 from amos_fairseq.text.prepared_data import PREPARE_AGAIN
@@ -237,16 +229,15 @@ HEADINGS = {"accuracy": "accuracy", "micro_f1": "micro-F1", "macro_f1": "macro-F
 HEADINGS |= {"spearman": "Spearman", "pearson": "Pearson", "mse": "MSE"}
 
 
-def main(arguments: argparse.Namespace) -> None:
-    if arguments.predict is not None:
-        files = (Path(arguments.checkpoint), arguments.predict, Path(arguments.out))
-        how_to_read = (arguments.text, arguments.no_header)
-        number = interruptible(label_table, *files, *how_to_read, find_devices(arguments.cpu)[0])
-        print(f"{arguments.out}: {number:,} rows")
+def main(args: argparse.Namespace) -> None:
+    if args.predict is not None:
+        files = (Path(args.checkpoint), args.predict, Path(args.out))
+        number = label_table(*files, args.text, args.no_header, find_devices(args.cpu)[0])
+        print(f"{args.out}: {number:,} rows")
         return
-    session = session_from(arguments)
+    session = session_from(args)
     with session.preparing() as tokenizer:
-        data = prepare_inside(session.out, arguments.tables, tokenizer)
+        data = prepare_inside(session.out, args.tables, tokenizer)
     run_and_print(open_classification(session, data))
 
 

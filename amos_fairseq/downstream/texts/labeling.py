@@ -16,14 +16,13 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from amos_fairseq.checkpoint_files import HeadOutputs
-from amos_fairseq.checkpoints.read import LoadedCheckpoint, load_checkpoint
+from amos_fairseq.checkpoints.read import LoadedCheckpoint
 from amos_fairseq.downstream.model import TEXT_HEAD
+from amos_fairseq.downstream.prediction import batches, load_best
 from amos_fairseq.downstream.texts.dataset import UNKNOWN_CLASS, ShortenedTexts, join_texts
 from amos_fairseq.downstream.texts.prepare import NAME
 from amos_fairseq.downstream.texts.scores import predictions_of
 from amos_fairseq.errors import UserError
-from amos_fairseq.experiments.records import best_runs
-from amos_fairseq.experiments.runner import batches
 from amos_fairseq.files import csv_lines, explain_write_errors, whole_file
 from amos_fairseq.inputs.files import print_counts, print_first
 from amos_fairseq.inputs.rows import check_columns, texts_of
@@ -52,17 +51,17 @@ def spell_predictions(kind: str, labels: Sequence[str], values: np.ndarray) -> l
 
 
 def predict_logits(
-    loaded: LoadedCheckpoint, sequences: Sequence[Tensor], device: str, stop: threading.Event, task: str = TEXT_HEAD
+    loaded: LoadedCheckpoint,
+    sequences: Sequence[Tensor],
+    device: str,
+    stop: threading.Event | None = None,
+    task: str = TEXT_HEAD,
 ) -> np.ndarray:
     """Return the outputs of a head for texts, N LongTensors [L]: [N, outputs] float64, of a regression in the unit of its
     values. ``task``: the one whose head it is, where there are several."""
-    heads = getattr(loaded.model, "classification_heads", {})
-    head = TEXT_HEAD if TEXT_HEAD in heads else task
-    if not heads:
-        raise UserError(f"{loaded.file} has no head for texts: give the --out of amos classify")
-    if head not in heads:
-        raise UserError(f"{loaded.file} has no head for {task} (it has {', '.join(heads)})")
     model = loaded.model.to(device)
+    heads = model.classification_heads
+    head = TEXT_HEAD if TEXT_HEAD in heads else task
     logits = np.empty((len(sequences), heads[head].output.out_features))
     for indices in batches([len(tokens) for tokens in sequences], stop):
         rows = [sequences[i] for i in indices]
@@ -75,15 +74,7 @@ def predict_logits(
     return logits
 
 
-def label_table(
-    results: Path,
-    file: Path,
-    out: Path,
-    texts: Sequence[str] | None,
-    no_header: bool,
-    device: str,
-    stop: threading.Event,
-) -> int:
+def label_table(results: Path, file: Path, out: Path, texts: Sequence[str] | None, no_header: bool, device: str) -> int:
     """Write the rows of ``file`` to ``out`` with ``prediction`` and, for classes, ``probability``; return their number.
 
     Each row is one of ``out``. The added columns of a row without text are empty, and all columns of a row with another number
@@ -92,8 +83,7 @@ def label_table(
     """
     if out.suffix.lower() not in SUFFIXES:
         raise UserError(f"--out {out}: with --predict it is a file: give a name that ends with {', '.join(SUFFIXES)}")
-    best = best_runs(results, NAME, "amos classify")[NAME]
-    loaded = load_checkpoint(results / best.directory / best.checkpoint)
+    ((_, loaded),) = load_best(results, NAME, "amos classify")
     head = loaded.head(TEXT_HEAD)
     table = TableFile(file, not no_header and head.header, all_keys=True)
     texts = texts or head.text_columns
@@ -114,7 +104,7 @@ def label_table(
                 if not counted["with text"]:
                     print_first(file, table.kind, texts, " | ".join(with_text[0]), "classify")
                 encoded = encode(loaded, with_text)
-                logits = predict_logits(loaded, [encoded[index] for index in range(len(with_text))], device, stop)
+                logits = predict_logits(loaded, [encoded[index] for index in range(len(with_text))], device)
                 predicted = predicted_cells(head, logits)
                 counted["cut"] += encoded.num_cut
             for (_, values), row in zip(chunk, inputs, strict=True):

@@ -35,13 +35,7 @@ from amos_fairseq.downstream.texts.dataset import (
     read_targets,
     read_task_record,
 )
-from amos_fairseq.downstream.texts.scores import (
-    SCORES,
-    label_counts,
-    label_scores,
-    predictions_of,
-    text_scores,
-)
+from amos_fairseq.downstream.texts.scores import SCORES, label_counts, label_scores, predictions_of, text_scores
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import TOKENIZER_DIRECTORY
 from amos_fairseq.setting_checks import setting

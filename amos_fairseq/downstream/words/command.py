@@ -17,9 +17,10 @@ from fairseq.models import BaseFairseqModel
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from amos_fairseq.checkpoint_files import HeadOutputs
 from amos_fairseq.checkpoints.read import LoadedCheckpoint, load_checkpoint
-from amos_fairseq.downstream.labeled_task import AVERAGE
-from amos_fairseq.downstream.mixed_tasks import SAMPLING_EXPONENT, check_epoch, note_on_shares, rows_per_epoch
+from amos_fairseq.downstream.labeled_task import AVERAGE, check_epoch, note_on_shares, rows_per_epoch
+from amos_fairseq.downstream.prediction import batches, load_best
 from amos_fairseq.downstream.words.dataset import (
     NUM_SPECIAL,
     Column,
@@ -31,37 +32,21 @@ from amos_fairseq.downstream.words.dataset import (
     words_that_fit,
 )
 from amos_fairseq.downstream.words.prepare import WordSource, prepare_tagging_inside
-from amos_fairseq.downstream.words.views import (
-    CROSS_VIEWS,
-    FULL,
-    TAGGING_VIEWS,
-    WORD_DROPOUT,
-    check_encoder_learns,
-    parse_views,
-)
+from amos_fairseq.downstream.words.views import CROSS_VIEWS, parse_views
 from amos_fairseq.errors import UserError
+from amos_fairseq.experiments import FULL, SAMPLING_EXPONENT, TAGGING_VIEWS, WORD_DROPOUT
+from amos_fairseq.experiments.benchmark import Benchmark, BenchmarkTask, TaskRun, usable_folder
 from amos_fairseq.experiments.recipes import FOR_VIEWS, WORDS, Hyperparameters, different
 from amos_fairseq.experiments.records import (
     ConstantScores,
     RunResult,
     Summaries,
     TaskSummary,
-    best_runs,
     content_sha256,
     divide,
     summarize_divided,
 )
-from amos_fairseq.experiments.runner import (
-    Benchmark,
-    BenchmarkTask,
-    Session,
-    TaskRun,
-    batches,
-    find_devices,
-    interruptible,
-    session_from,
-    usable_folder,
-)
+from amos_fairseq.experiments.session import Session, find_devices, session_from
 from amos_fairseq.experiments.table import export_notice, run_and_print
 from amos_fairseq.files import explain_write_errors, write_text
 from amos_fairseq.inputs.schemes import main_score, scores
@@ -84,20 +69,19 @@ AND = ","  # between the columns of a run; no column has it in its name
 OF = " of "  # between a column and those that were learned with it
 
 
-def main(arguments: argparse.Namespace) -> None:
-    if arguments.predict is not None:
-        files = (Path(arguments.checkpoint), arguments.predict, Path(arguments.out))
-        chosen = (arguments.column, arguments.columns, find_devices(arguments.cpu)[0])
-        print(interruptible(label_file, *files, *chosen))
+def main(args: argparse.Namespace) -> None:
+    if args.predict is not None:
+        files = (Path(args.checkpoint), args.predict, Path(args.out))
+        print(label_file(*files, args.column, args.columns, find_devices(args.cpu)[0]))
         return
-    session = session_from(arguments)
-    if arguments.data is not None:
-        data = list(map(Path, arguments.data))
+    session = session_from(args)
+    if args.data is not None:
+        data = list(map(Path, args.data))
     else:
-        check_unlabeled(session, TAGGING_VIEWS, arguments.unlabeled)
+        check_unlabeled(session, TAGGING_VIEWS, args.unlabeled)
         with session.preparing() as tokenizer:
-            data = [prepare_tagging_inside(session.out, WordSource.of(arguments), tokenizer)]
-    run_and_print(open_tagging(session, data, arguments.sampling_exponent))
+            data = [prepare_tagging_inside(session.out, WordSource.of(args), tokenizer)]
+    run_and_print(open_tagging(session, data, args.sampling_exponent))
 
 
 @dataclass(frozen=True)
@@ -123,11 +107,7 @@ class ColumnData:
         unlabeled = None
         if with_views and column.has_unlabeled:
             unlabeled = WordSequences(column.directory, UNLABELED, max_tokens, training=True)
-        words = column.read_words("valid")
-        if list(map(len, words)) != [len(dev.labels(index)) for index in range(len(dev))]:
-            problem = f"{column.directory}: valid.words.jsonl does not belong to the labels"
-            raise UserError(f"{problem}: prepare the data again")
-        return cls(column, train, dev, unlabeled, words)
+        return cls(column, train, dev, unlabeled, column.read_words("valid"))
 
     def score(self, predicted: Iterable[Sequence[int]]) -> dict[str, float]:
         counts: Counter[str] = Counter()
@@ -269,7 +249,7 @@ def results_of_columns(result: RunResult) -> list[RunResult]:
 def word_trials(
     session: Session, views: Sequence[str], with_unlabeled: bool, num_columns: int = 1
 ) -> tuple[Hyperparameters, ...]:
-    """Return the settings of a recipe for words, without those that have no effect; a flag for views without effect is refused.
+    """Return the settings of a recipe for words, without those that have no effect.
 
     Args:
         views: those of the head.
@@ -281,13 +261,8 @@ def word_trials(
         chosen = parse_views(settings.views, views)
         if chosen and not with_unlabeled:
             raise UserError(f"--views {settings.views} needs sentences without labels: give them with --unlabeled")
-        if chosen:
-            check_encoder_learns(settings.freeze_encoder)
         has_effect = {"view_layers": set(chosen) - {FULL, WORD_DROPOUT}, "view_heads": num_columns > 1}
         unused = [name for name in FOR_VIEWS if not (chosen and has_effect.get(name, True))]
-        for name in session.overrides.keys() & unused:
-            with_views = f"with --views {settings.views}" if chosen else "without --views"
-            raise UserError(f"--{name.replace('_', '-')} has no effect {with_views}: leave it out")
         # There is one text without a pair, and the head reads each word; a recipe may have other values.
         values = {"num_separators": 1, "pooling": "first", "views": ",".join(chosen)}
         values |= {name: getattr(Hyperparameters, name) for name in unused}
@@ -315,7 +290,7 @@ def predict_words(
     head: str,
     sentences: Sequence[Mapping[str, Tensor]],
     device: str,
-    stop: threading.Event,
+    stop: threading.Event | None = None,
 ) -> Iterator[tuple[int, Tensor]]:
     """Yield the place of each sentence and what the head predicts for its words, [W, ...], in the order of lengths.
 
@@ -324,8 +299,6 @@ def predict_words(
         sentences: ``tokens`` [L], and ``positions`` [W] of the first pieces of the words that are not cut, int64.
         stop: see :func:`batches`.
     """
-    if head not in getattr(model, "word_heads", {}):
-        raise UserError(f"the checkpoint has no head {head}: fine-tune it first")
     model = model.to(device)
     for batch in batches([len(sentence["tokens"]) for sentence in sentences], stop):
         tokens = [sentences[place]["tokens"] for place in batch]
@@ -338,18 +311,18 @@ def predict_words(
             yield place, row[: len(words)]
 
 
-def joined_as_in_training(file: WordFile, raw_text: bool) -> list[Sentence]:
-    """Return the sentences of ``file``, whose raw text is not used if no sentence that trained had one (``raw_text`` is
-    False): words in columns are joined by spaces."""
-    if raw_text:
-        return file.sentences
-    without_text = [dataclasses.replace(sentence, spaces=None) for sentence in file.sentences]
-    join_unspaced_words(without_text)
-    return without_text
+def encode_sentences(
+    loaded: LoadedCheckpoint, file: WordFile, head: HeadOutputs
+) -> tuple[list[Sentence], list[dict[str, Tensor]]]:
+    """Return the sentences of a file as the head reads them, and the same for :func:`predict_words`, with the bits of
+    :class:`WordSequences`.
 
-
-def encode_sentences(loaded: LoadedCheckpoint, sentences: Sequence[Sentence]) -> list[dict[str, Tensor]]:
-    """Return the sentences for :func:`predict_words`, with the bits of :class:`WordSequences`."""
+    Raw text is not used if no sentence that trained had one: words in columns are joined by spaces.
+    """
+    sentences = file.sentences
+    if not head.raw_text:
+        sentences = [dataclasses.replace(sentence, spaces=None) for sentence in sentences]
+        join_unspaced_words(sentences)
     dictionary, room = loaded.dictionary, loaded.model.max_positions() - NUM_SPECIAL
     encoded = []
     for sentence in sentences:
@@ -358,10 +331,12 @@ def encode_sentences(loaded: LoadedCheckpoint, sentences: Sequence[Sentence]) ->
         tokens = torch.tensor([dictionary.bos(), *pieces[:num_pieces], dictionary.eos()])
         positions = torch.tensor([start + 1 for start, _ in ranges[:num_words]], dtype=torch.long)
         encoded.append({"tokens": tokens, "positions": positions})
-    return encoded
+    return sentences, encoded
 
 
-def counted(loaded: LoadedCheckpoint, sentences: Sequence[Sentence], encoded: Sequence[Mapping], of_cut: str) -> str:
+def counted_words(
+    loaded: LoadedCheckpoint, sentences: Sequence[Sentence], encoded: Sequence[Mapping], of_cut: str
+) -> str:
     """Return the number of sentences and of the words that are cut, for a message; ``of_cut``: what these get."""
     lost = [len(one.words) - len(read["positions"]) for one, read in zip(sentences, encoded, strict=True)]
     if not any(lost):
@@ -371,7 +346,11 @@ def counted(loaded: LoadedCheckpoint, sentences: Sequence[Sentence], encoded: Se
 
 
 def predict_labels(
-    column: Column, model: BaseFairseqModel, sentences: Sequence[Mapping], device: str, stop: threading.Event
+    column: Column,
+    model: BaseFairseqModel,
+    sentences: Sequence[Mapping],
+    device: str,
+    stop: threading.Event | None = None,
 ) -> list[list[int]]:
     """Return the labels of the words of each sentence that are not cut; the arguments are those of :func:`predict_words`."""
     predicted: list[list[int]] = [[] for _ in sentences]
@@ -398,34 +377,25 @@ def predict_column(
 
 
 def label_file(
-    results: Path,
-    file: Path,
-    out: Path,
-    column: str | None,
-    names: Sequence[str] | None,
-    device: str,
-    stop: threading.Event,
+    results: Path, file: Path, out: Path, column: str | None, names: Sequence[str] | None, device: str
 ) -> str:
     """Write the words of ``file`` with their labels in each column that an output of ``amos tag`` has, or in ``column`` alone,
     by the run that is best on dev for it. Return what was done. ``names``: see :func:`read_sentences`."""
-    best = best_runs(results, Tagging.name, "amos tag")
-    runs = {task.removeprefix(TASK_PREFIX).partition(OF)[0]: run for task, run in best.items()}  # of each column
-    if column not in (None, *runs):
-        raise UserError(f"{results} has no column {column}: give --column with one of {', '.join(runs)}")
     words = read_sentences(file, names, labeled=False)
     words.report("tag")
     labels, done = [], []
-    for name, run in [(name, run) for name, run in runs.items() if column in (None, name)]:
-        directory = results / run.directory
-        loaded = load_checkpoint(directory / run.checkpoint)
+    for task, loaded in load_best(results, Tagging.name, "amos tag"):
+        name = task.removeprefix(TASK_PREFIX).partition(OF)[0]
+        if column not in (None, name):
+            continue
         head = loaded.head(word_head_name(name))
-        of_run = Column(directory, head.name, head.labels, has_spans=head.kind == "spans")
-        sentences = joined_as_in_training(words, head.raw_text)
-        encoded = encode_sentences(loaded, sentences)
-        predicted = predict_labels(of_run, loaded.model, encoded, device, stop)
+        of_run = Column(loaded.file.parent, head.name, head.labels, has_spans=head.kind == "spans")
+        sentences, encoded = encode_sentences(loaded, words, head)
+        predicted = predict_labels(of_run, loaded.model, encoded, device)
         labels.append([of_run.spell(found, len(one.words)) for one, found in zip(sentences, predicted, strict=True)])
-        of_cut = f"have the label {of_run.of_cut}"
-        done.append(f"{out}, {of_run.name}: {counted(loaded, sentences, encoded, of_cut)}")
+        done.append(f"{out}, {name}: {counted_words(loaded, sentences, encoded, f'have the label {of_run.of_cut}')}")
+    if not labels:
+        raise UserError(f"{results} has no column {column}: give another --column, or none for all")
     rows = (zip(one.words, *found, strict=True) for one, *found in zip(words.sentences, *labels, strict=True))
     text = "\n".join("".join("\t".join(row) + "\n" for row in of_sentence) for of_sentence in rows)
     with explain_write_errors(out, "permit writing, or give another --out"):

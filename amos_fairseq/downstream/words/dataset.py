@@ -17,8 +17,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from amos_fairseq.checkpoint_files import HeadOutputs
 from amos_fairseq.data.corpus import check_prepared, open_lines
-from amos_fairseq.downstream.labeled_task import LabeledSequences
-from amos_fairseq.downstream.mixed_tasks import MixedTasks
+from amos_fairseq.downstream.labeled_task import LabeledSequences, MixedTasks
 from amos_fairseq.errors import UserError
 from amos_fairseq.experiments.records import content_sha256
 from amos_fairseq.inputs.schemes import OUTSIDE, count, main_score

@@ -14,18 +14,18 @@ from fairseq.models import BaseFairseqModel
 from torch import Tensor
 
 from amos_fairseq.checkpoints.read import load_checkpoint
+from amos_fairseq.downstream.prediction import load_best
 from amos_fairseq.downstream.words.command import (
     ColumnData,
     check_unlabeled,
-    counted,
+    counted_words,
     encode_sentences,
-    joined_as_in_training,
     predict_words,
     word_flags,
     word_trials,
 )
 from amos_fairseq.downstream.words.dataset import Column
-from amos_fairseq.downstream.words.parsing_model import TREES
+from amos_fairseq.downstream.words.model import TREES
 from amos_fairseq.downstream.words.parsing_task import ParsedSentences
 from amos_fairseq.downstream.words.prepare import WordSource
 from amos_fairseq.downstream.words.trees import (
@@ -39,20 +39,13 @@ from amos_fairseq.downstream.words.trees import (
     with_cut_words,
     with_trees,
 )
-from amos_fairseq.downstream.words.views import CROSS_VIEWS, PARSING_VIEWS
+from amos_fairseq.downstream.words.views import CROSS_VIEWS
 from amos_fairseq.errors import UserError
+from amos_fairseq.experiments import PARSING_VIEWS
+from amos_fairseq.experiments.benchmark import Benchmark, BenchmarkTask, TaskRun, usable_folder
 from amos_fairseq.experiments.recipes import different
-from amos_fairseq.experiments.records import ConstantScores, RunResult, Summaries, best_runs
-from amos_fairseq.experiments.runner import (
-    Benchmark,
-    BenchmarkTask,
-    Session,
-    TaskRun,
-    find_devices,
-    interruptible,
-    session_from,
-    usable_folder,
-)
+from amos_fairseq.experiments.records import ConstantScores, RunResult, Summaries
+from amos_fairseq.experiments.session import Session, find_devices, session_from
 from amos_fairseq.experiments.table import run_and_print
 from amos_fairseq.files import explain_write_errors, write_text
 from amos_fairseq.inputs.files import read_lines
@@ -66,15 +59,14 @@ NAME = "parsing"
 PREDICTIONS, SCORES = "predictions.conllu", "scores.json"
 
 
-def main(arguments: argparse.Namespace) -> None:
-    if arguments.predict is not None:
-        files = (Path(arguments.checkpoint), arguments.predict, Path(arguments.out))
-        print(f"{arguments.out}: {interruptible(parse_file, *files, find_devices(arguments.cpu)[0])}")
+def main(args: argparse.Namespace) -> None:
+    if args.predict is not None:
+        print(parse_file(Path(args.checkpoint), args.predict, Path(args.out), find_devices(args.cpu)[0]))
         return
-    session = session_from(arguments)
-    check_unlabeled(session, PARSING_VIEWS, arguments.unlabeled)
+    session = session_from(args)
+    check_unlabeled(session, PARSING_VIEWS, args.unlabeled)
     with session.preparing() as tokenizer:
-        data = prepare_parsing_inside(session.out, TreebankSource.of(arguments), tokenizer)
+        data = prepare_parsing_inside(session.out, TreebankSource.of(args), tokenizer)
     run_and_print(open_parsing(session, data))
 
 
@@ -198,7 +190,7 @@ def predict_trees(
     sentences: Sequence[Mapping[str, Tensor]],
     relations: Sequence[str],
     device: str,
-    stop: threading.Event,
+    stop: threading.Event | None = None,
 ) -> list[list[Edge]]:
     """Predict head and relation of each word that is not cut, by sentence: the most probable tree with one root, where an edge
     has its most probable relation. The arguments are those of ``predict_words``."""
@@ -219,18 +211,16 @@ def predict_trees(
     return predicted
 
 
-def parse_file(results: Path, file: Path, out: Path, device: str, stop: threading.Event) -> str:
+def parse_file(results: Path, file: Path, out: Path, device: str) -> str:
     """Write the sentences of a CoNLL-U file with the trees that the best run in an output of ``amos parse`` predicts; return
     what was done."""
-    best = best_runs(results, NAME, "amos parse")[NAME]
-    loaded = load_checkpoint(results / best.directory / best.checkpoint)
-    head = loaded.head(TREES)
     treebank = read_conllu(file)
     treebank.report("parse")
-    sentences = joined_as_in_training(treebank, head.raw_text)
-    encoded = encode_sentences(loaded, sentences)
-    predicted = predict_trees(loaded.model, encoded, head.labels, device, stop)
+    ((_, loaded),) = load_best(results, NAME, "amos parse")
+    head = loaded.head(TREES)
+    sentences, encoded = encode_sentences(loaded, treebank, head)
+    predicted = predict_trees(loaded.model, encoded, head.labels, device)
     trees = [with_cut_words(tree, len(one.words)) for tree, one in zip(predicted, sentences, strict=True)]
     with explain_write_errors(out, "permit writing, or give another --out"):
         write_text(out, with_trees(_text_of(file), trees))
-    return counted(loaded, sentences, encoded, "have the relation dep to the root")
+    return f"{out}: {counted_words(loaded, sentences, encoded, 'have the relation dep to the root')}"

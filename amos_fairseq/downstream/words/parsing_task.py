@@ -26,12 +26,11 @@ from amos_fairseq.criterions.pretraining import mean
 from amos_fairseq.data.corpus import open_lines
 from amos_fairseq.downstream.labeled_task import LabeledCriterion
 from amos_fairseq.downstream.words.dataset import NO_LABEL, Column, TaggedSentences
-from amos_fairseq.downstream.words.model import WordOutput
-from amos_fairseq.downstream.words.parsing_model import TREES, ParsingModel
+from amos_fairseq.downstream.words.model import TREES, ParsingModel
 from amos_fairseq.downstream.words.task import SequenceTaggingConfig, SequenceTaggingTask, log_loss
 from amos_fairseq.downstream.words.trees import HEAD
-from amos_fairseq.downstream.words.view_training import add_cross_views
-from amos_fairseq.downstream.words.views import PARSING_VIEWS
+from amos_fairseq.downstream.words.views import WordOutput, add_cross_views
+from amos_fairseq.experiments import PARSING_VIEWS
 from amos_fairseq.setting_checks import setting
 
 
@@ -102,7 +101,7 @@ class DependencyParsingCriterion(LabeledCriterion):
 
     W is the number of words in an update. In validation ``uas`` and ``las`` are those of the most likely edge of each word,
     which may be no tree; ``amos parse`` scores trees. With the task's ``--views``,
-    :func:`~amos_fairseq.downstream.words.view_training.add_cross_views` adds another term.
+    :func:`~amos_fairseq.downstream.words.views.add_cross_views` adds another term.
     """
 
     of_validation = ("uas", "las")

@@ -23,13 +23,7 @@ from textwrap import shorten
 from typing import Any
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.inputs.schemes import (
-    OUTSIDE,
-    encode_spans,
-    marks_ends,
-    name_of_notation,
-    notation_of,
-)
+from amos_fairseq.inputs.schemes import OUTSIDE, encode_spans, marks_ends, name_of_notation, notation_of
 from amos_fairseq.inputs.tables import held_out, seen_note
 from amos_fairseq.inputs.word_files import (
     HELD_OUT,

@@ -28,7 +28,6 @@ from amos_fairseq.downstream.labeled_task import (
     open_vocabulary,
     prepared_directories,
 )
-from amos_fairseq.downstream.mixed_tasks import SAMPLING_EXPONENT
 from amos_fairseq.downstream.words.dataset import (
     NO_LABEL,
     Column,
@@ -37,11 +36,10 @@ from amos_fairseq.downstream.words.dataset import (
     WordSequences,
     columns_by_head,
 )
-from amos_fairseq.downstream.words.model import WordModel, WordOutput
-from amos_fairseq.downstream.words.view_training import WithUnlabeled, add_cross_views, log_cross_views
-from amos_fairseq.downstream.words.views import TAGGING_VIEWS, parse_views
+from amos_fairseq.downstream.words.model import WordModel
+from amos_fairseq.downstream.words.views import WithUnlabeled, WordOutput, add_cross_views, log_cross_views, parse_views
 from amos_fairseq.errors import UserError
-from amos_fairseq.experiments import VIEW_HEADS, VIEW_LAYERS, VIEW_TARGETS
+from amos_fairseq.experiments import SAMPLING_EXPONENT, TAGGING_VIEWS, VIEW_HEADS, VIEW_LAYERS, VIEW_TARGETS
 from amos_fairseq.inputs.schemes import main_score, scores
 from amos_fairseq.inputs.word_files import UNLABELED
 from amos_fairseq.setting_checks import setting
@@ -210,7 +208,7 @@ class SequenceTaggingCriterion(LabeledCriterion):
 
     W is the number of words in an update, as in Hugging Face's models for token classification. With label smoothing e, the
     target of a word is 1 - e for its label and e / labels for each. With the task's ``--views``,
-    :func:`~amos_fairseq.downstream.words.view_training.add_cross_views` adds another term. The log has the scores of
+    :func:`~amos_fairseq.downstream.words.views.add_cross_views` adds another term. The log has the scores of
     ``amos tag`` (``schemes.py``), where words that are cut are wrong; of several columns each, with its name, and the
     ``average`` of their main scores. Scores are those of validation alone.
     """

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from amos_fairseq.downstream.mixed_tasks import MixedTasks, rows_per_epoch
+from amos_fairseq.downstream.labeled_task import MixedTasks, rows_per_epoch
 from amos_fairseq.errors import UserError
 
 

@@ -11,10 +11,11 @@ from synthetic_glue import INFERENCE, change_task
 
 from amos_fairseq.checkpoints.read import load_checkpoint, read_state
 from amos_fairseq.downstream.model import TEXT_HEAD
+from amos_fairseq.downstream.prediction import batches
 from amos_fairseq.downstream.texts.command import read_text_data
 from amos_fairseq.errors import UserError
+from amos_fairseq.experiments.benchmark import Stopped
 from amos_fairseq.experiments.records import best_run, read_result, read_results
-from amos_fairseq.experiments.runner import Stopped, batches
 
 
 def test_rows_are_those_of_fairseqs_task(data):

@@ -12,10 +12,10 @@ from synthetic_tagging import NAMES_OF_COLUMNS, make_sentences, prepare_tagging
 
 from amos_fairseq.downstream.words.command import encode_sentences, open_tagging, word_trials
 from amos_fairseq.downstream.words.dataset import WordSequences
-from amos_fairseq.downstream.words.views import TAGGING_VIEWS
 from amos_fairseq.errors import UserError
+from amos_fairseq.experiments import TAGGING_VIEWS
 from amos_fairseq.experiments.recipes import load_recipe
-from amos_fairseq.experiments.runner import PretrainedCheckpoint, Session
+from amos_fairseq.experiments.session import PretrainedCheckpoint, Session
 from amos_fairseq.inputs.word_files import read_sentences
 from amos_fairseq.text.tokenization import load_tokenizer
 

@@ -8,8 +8,7 @@ import torch
 from small_models import logged
 
 from amos_fairseq.downstream.words.dataset import NO_LABEL
-from amos_fairseq.downstream.words.model import WordOutput
-from amos_fairseq.downstream.words.parsing_model import TREES
+from amos_fairseq.downstream.words.model import TREES, WordOutput
 from amos_fairseq.downstream.words.parsing_task import DependencyParsingConfig, DependencyParsingCriterion
 
 RELATIONS = ["det", "nsubj", "nsubj:pass", "root"]

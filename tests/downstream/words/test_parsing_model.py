@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from amos_fairseq.downstream.words.parsing_model import ParsingHead
+from amos_fairseq.downstream.words.model import ParsingHead
 
 
 def test_scores_are_those_of_the_equation():

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from amos_fairseq.downstream.words.view_training import confident, summed_divergence
+from amos_fairseq.downstream.words.views import confident, summed_divergence
 
 
 def test_two_words_by_hand() -> None:

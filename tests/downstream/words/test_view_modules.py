@@ -11,10 +11,9 @@ from transformers import BertModel
 
 from amos_fairseq.checkpoints.read import load_checkpoint
 from amos_fairseq.cli.main import main
-from amos_fairseq.downstream.words.model import WordModel
-from amos_fairseq.downstream.words.parsing_model import ParsingModel
-from amos_fairseq.downstream.words.view_modules import REMOVED, WordPlaces, directed_states, predict_views, remove_words
-from amos_fairseq.downstream.words.views import PARSING_VIEWS, TAGGING_VIEWS
+from amos_fairseq.downstream.words.model import ParsingModel, WordModel
+from amos_fairseq.downstream.words.views import REMOVED, WordPlaces, directed_states, predict_views, remove_words
+from amos_fairseq.experiments import PARSING_VIEWS, TAGGING_VIEWS
 from amos_fairseq.functional.attention import reference_attention
 from amos_fairseq.models.electra import ElectraConfig, ElectraModel
 from amos_fairseq.modules.encoder import one_sided

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from amos_fairseq.checkpoints.read import LoadedCheckpoint
-from amos_fairseq.downstream.mixed_tasks import SAMPLING_EXPONENT
 from amos_fairseq.downstream.texts.command import TextBenchmark, TextData, read_text_data
 from amos_fairseq.downstream.texts.glue.own_tasks import read_own_tasks
 from amos_fairseq.downstream.texts.glue.prepare import prepare_glue_inside
@@ -37,6 +36,8 @@ from amos_fairseq.downstream.texts.teachers import (
     write_train_predictions,
 )
 from amos_fairseq.errors import UserError
+from amos_fairseq.experiments import SAMPLING_EXPONENT
+from amos_fairseq.experiments.benchmark import BenchmarkTask, TaskRun
 from amos_fairseq.experiments.recipes import different
 from amos_fairseq.experiments.records import (
     ConstantScores,
@@ -48,7 +49,8 @@ from amos_fairseq.experiments.records import (
     read_results,
     read_summary,
 )
-from amos_fairseq.experiments.runner import BenchmarkTask, Failure, Runner, Session, TaskRun, session_from
+from amos_fairseq.experiments.runner import Failure, Runner
+from amos_fairseq.experiments.session import Session, session_from
 from amos_fairseq.experiments.table import run_and_print
 from amos_fairseq.files import TOKENIZER_DIRECTORY, whole_file
 from amos_fairseq.output.tables import Table
@@ -251,7 +253,7 @@ class Glue(TextBenchmark):
             runner.failures += [Failure(run, reason) for run in self.plan(dependent)]
             return
         best = best_run(results)
-        runner.execute(self.plan(dependent, out / best.directory / best.checkpoint))
+        runner.execute(self.plan(dependent, best.checkpoint_in(out)))
 
     def intermediate_results(self, out: Path) -> list[RunResult]:
         """Return the results of MNLI in OUT that are of the same weights."""

@@ -42,8 +42,6 @@ def run(arguments: argparse.Namespace) -> None:
         raise UserError(f"GLUE_DIR {glue} is not a directory: give the one that contains CoLA, SST-2, ...")
     names = tasks_in(glue, arguments.tasks, TASKS, TASKS, lambda task: has_any_file(glue, TASKS[task]), "prepared")
     files = {name: find_files(glue, TASKS[name]) for name in names}  # first all: a missing one is reported at once
-    if arguments.max_train_rows is not None and arguments.max_train_rows < 1:
-        raise UserError(f"--max-train-rows {arguments.max_train_rows} must be at least 1")
     sample, tokenizer = Sample(arguments.max_train_rows, arguments.seed), load_tokenizer(arguments.tokenizer)
     number_of_processes(arguments.workers)  # before any work
     for name, sources in files.items():

@@ -9,13 +9,7 @@ from pathlib import Path
 
 from amos_fairseq.checkpoints.read import load_checkpoint
 from amos_fairseq.downstream.texts.command import HEADINGS, TextData
-from amos_fairseq.downstream.texts.glue.tasks import (
-    AVERAGED,
-    LARGEST_SCORE,
-    SCORED,
-    TASKS,
-    is_test,
-)
+from amos_fairseq.downstream.texts.glue.tasks import AVERAGED, LARGEST_SCORE, SCORED, TASKS, is_test
 from amos_fairseq.experiments.records import NO_CONSTANTS, ConstantScores, Summaries, Summary, format_spread
 from amos_fairseq.files import whole_file
 from amos_fairseq.output.tables import MISSING, Table, format_score
@@ -98,7 +92,7 @@ def write_submission(
     for name, task in TASKS.items():
         summary, data, loaded = summaries.get(task.head), prepared.get(name), None
         if summary is not None and data is not None and has_test_set(data):
-            loaded = load_checkpoint(out / summary.best.directory / summary.best.checkpoint)
+            loaded = load_checkpoint(summary.best.checkpoint_in(out))
         for split, file in task.test_files.items():
             predicted: dict[str, str] = {}
             if loaded is not None and split in data.record["splits"]:
