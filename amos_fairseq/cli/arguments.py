@@ -118,7 +118,7 @@ def add_label_columns(add: Any) -> None:
 def add_unlabeled(add: Any) -> None:
     """Add --labeled and --unlabeled, which choose the sentences that train with and without labels."""
     text = "train on N sentences with labels, at equal distances in the file (default: all)"
-    add("--labeled", type=int, metavar="N", help=text)
+    add("--labeled", type=SIZE, metavar="N", help=text)
     text = "sentences for --views, whose labels are ignored: the same forms as --train, or one sentence a line with blanks "
     text += "between its words; or rest, the training sentences that --labeled leaves"
     add("--unlabeled", metavar="FILE", help=text)

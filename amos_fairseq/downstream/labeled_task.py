@@ -119,12 +119,13 @@ def open_vocabulary(
 
 def prepared_directories(cfg: Any, kind: str, several: bool = True) -> list[Path]:
     """Return the directories in ``cfg.data``, with ``several`` separated by ``:``; refuse a missing one."""
-    if OmegaConf.is_missing(cfg, "data"):
-        raise UserError("no data directory is given: give the directory that amos prepare wrote, as task.data=DIR")
-    directories = [Path(name) for name in (str(cfg.data).split(os.pathsep) if several else [str(cfg.data)])]
+    data = "???" if OmegaConf.is_missing(cfg, "data") else str(cfg.data)
+    directories = [Path(name) for name in (data.split(os.pathsep) if several else [data])]
     for directory in directories:
         if not directory.is_dir():
-            raise UserError(f"{directory} is not a directory: give the one that amos prepare {kind} wrote")
+            raise UserError(
+                f"{directory} is not a directory: give the one that amos prepare {kind} wrote, as task.data=DIR"
+            )
     return directories
 
 

@@ -328,11 +328,10 @@ def scale_of(bits: Tensor | None) -> tuple[float, float]:
     """Return the mean and deviation that a head stores, 0 and 1 if it stores none; raise ``ValueError`` for invalid ones."""
     if bits is None:
         return 0.0, 1.0
-    if bits.dtype != torch.int64 or bits.shape != (2,):
-        raise ValueError("the scale of a head is no pair of numbers")
-    mean, deviation = bits.view(torch.float64).tolist()
+    is_pair = bits.dtype == torch.int64 and bits.shape == (2,)
+    mean, deviation = bits.view(torch.float64).tolist() if is_pair else (0.0, 0.0)
     if not (math.isfinite(mean) and 0 < deviation < math.inf):
-        raise ValueError(f"the scale of a head has mean {mean} and deviation {deviation}")
+        raise ValueError("the scale of a head is no finite mean with a deviation above 0")
     return mean, deviation
 
 

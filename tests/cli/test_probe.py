@@ -95,8 +95,8 @@ def test_nothing_is_left_of_a_command_that_fails(
         (["--part", "encoder"], "no part 'encoder': give --part some of generator, discriminator"),
         (["--layers", "4"], "discriminator has no layer 4"),
         (["--tasks", "ner"], "no task 'ner'"),
-        (["--seeds", "0"], "--seeds 0 is out of range: give a finite number above 0"),
-        (["--lr", "1e300"], "--lr 1e+300 is out of range: give a finite number above 0, at most 1,000"),
+        (["--seeds", "0"], "--seeds: 0 must be at least 1"),
+        (["--lr", "1e300"], "--lr: 1e300 must be at least 1e-09 and at most 1,000"),
         (["--device", "cuda:99"], "device cuda:99 cannot be used"),
     ],
 )

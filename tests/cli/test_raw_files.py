@@ -146,11 +146,11 @@ def test_what_cannot_be_used_is_refused_in_one_line(start, tmp_path, capsys) -> 
     raw = write_columns(tmp_path / "train.txt", make_sentences())
     few = write_columns(tmp_path / "few.txt", make_sentences(9))
     for command, flags, reason in (
-        ("tag", [], "there are no data: give raw files as --train FILE --dev FILE, or prepared ones as --data DIR"),
-        ("squad", ["--train", "a"], "--train needs --dev too"),
+        ("tag", [], "give either raw files as --train FILE [--dev FILE], or prepared ones as --data DIR"),
+        ("squad", ["--train", "a"], "give either raw files as --train FILE --dev FILE, or"),
         ("tag", ["--train", few], "few.txt has 9 different sentences, too few to choose dev sentences: give --dev"),
-        ("tag", ["--dev", "a"], "--dev needs --train too"),
-        ("squad", ["--data", "d", "--train", "a", "--dev", "a"], "--train and --dev and --data are two ways"),
+        ("tag", ["--dev", "a"], "give either raw files"),
+        ("squad", ["--data", "d", "--train", "a", "--dev", "a"], "give either raw files"),
         ("tag", ["--data", "d", "--column", "a"], "--column is for raw files"),
         ("tag", ["--data", "d", "--sampling-exponent", "1"], "--sampling-exponent has no effect on a single column"),
     ):

@@ -114,7 +114,7 @@ GOOD = '{"sentence_good": "the fox", "sentence_bad": "the dog"}'
         ("run latin1.txt", 1, "latin1.txt, line 2 is not UTF-8: .*docs/converting.md"),
         ("run folder", 1, "folder: is not a file"),
         ("run text.txt --out text.txt", 1, "would overwrite the input file text.txt"),
-        ("run text.txt --batch-tokens 0", 1, "--batch-tokens 0"),
+        ("run text.txt --batch-tokens 0", 2, "--batch-tokens: 0 must be at least 1"),
         ("run text.txt --device abacus", 1, "device abacus"),
         ("amos text.txt", 1, "mlm, electra or electric"),
         ("nan text.txt", 1, "no finite score for .* in line 1"),

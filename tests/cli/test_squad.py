@@ -2,6 +2,7 @@
 
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 from failures import error_line
@@ -44,7 +45,7 @@ def test_what_cannot_be_used_is_refused_in_one_line(squad_data, tmp_path, capsys
     train = ["--checkpoint", squad_data / "start", "--out", tmp_path / "out", "--cpu", "--data"]
     for flags, message in (
         ([*train, squad_data / "data", "--tokens-per-window", 65], "--tokens-per-window 65 is more than the 64 tokens"),
-        ([*train, squad_data / "data", "--n-best", 0], "--n-best 0"),
+        ([*train, squad_data / "data", "--doc-stride", 0], "--doc-stride: 0 must be at least 1"),
         ([*train, squad_data / "data", "--max-question-length", 61], "leaves no room for a context"),
         ([*train, squad_data / "data", "--recipe", tmp_path / "grid.yaml"], "several num_separators for SQuAD"),
         ([*train, tmp_path], "squad.json is missing"),
@@ -74,7 +75,8 @@ def test_benchmark_settings_for_the_runner(squad_data, tmp_path):
     assert other.tasks["SQuAD2.0"].num_examples > task.num_examples
     assert other.tasks["SQuAD2.0"].data_sha256 != task.data_sha256
     assert other.settings.score_by == "words"
-    of_characters = benchmark("amos", "--score-by", "characters").tasks["SQuAD2.0"]
+    with mock.patch("amos_fairseq.downstream.spans.command.fitting_units", return_value="characters"):
+        of_characters = benchmark("amos").tasks["SQuAD2.0"]
     assert of_characters.data_sha256 != task.data_sha256
     assert of_characters.notes[:3] == task.notes
     assert of_characters.notes[3].startswith("SQuAD2.0: EM and F1 compare characters, as MLQA's script")

@@ -58,7 +58,7 @@ def test_recipe_by_name_and_by_path(started: list[list[str]], tmp_path: Path, mo
         ("task.data=/ --max_update=9", "--max_update=9: settings of amos train are KEY=VALUE; did you mean opt"),
         ("task.data=/ optimization.lr=NULL optimization.lr=1e-3", "lr=1e-3: the value is a list: write optimization"),
         ("task.data=/ optimization.lr=abc", "lr=abc: the value is a list: write optimization.lr=[0.0005]"),
-        ("task.data=/ --minutes -1", "--minutes -1 must be above 0"),
+        ("task.data=/ --minutes -1", "--minutes: -1 must be at least 0.001"),
         ("task.data=absent:/", "task.data=absent:/: absent is not a directory"),
     ],
 )

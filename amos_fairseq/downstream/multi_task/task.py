@@ -80,9 +80,6 @@ class TextTask:
     @classmethod
     def of(cls, directory: Path, train_subset: str) -> "TextTask":
         record = read_task_record(directory)
-        name = record["task"]
-        if "." in name or hasattr(nn.ModuleDict(), name):
-            raise UserError(f"{directory}: a head cannot have the name of the task, {name!r}: rename the task")
         scale = None
         if record["kind"] == "number":
             values = read_targets(directory, train_subset, record)
@@ -126,8 +123,10 @@ class MultiTask(TextClassificationTask):
         for directory in directories:
             task = TextTask.of(directory, cfg.train_subset)
             name = task.record["task"]
-            if name in text_tasks:
-                raise UserError(f"{directory} and {text_tasks[name].directory} are both the task {name}: give one")
+            if name in text_tasks or "." in name or hasattr(nn.ModuleDict(), name):
+                raise UserError(
+                    f"{directory}: there is another task {name!r}, or no head can have this name: rename it"
+                )
             text_tasks[name] = task
         return cls(cfg, *vocabulary_of(directories, cfg.separator_token), text_tasks)
 

@@ -22,7 +22,6 @@ from amos_fairseq.downstream.spans.dataset import (
     SquadWindowDataset,
     Window,
     WindowLimits,
-    read_squad_manifest,
     window_of_most_context,
 )
 from amos_fairseq.downstream.spans.prepare import prepare_squad_inside
@@ -33,7 +32,8 @@ from amos_fairseq.experiments.records import ConstantScores, RunResult, Summarie
 from amos_fairseq.experiments.session import Session, session_from
 from amos_fairseq.experiments.table import run_and_print
 from amos_fairseq.files import write_text
-from amos_fairseq.inputs.question_files import OF_CHARACTERS, evaluate, fitting_units, task_name
+from amos_fairseq.inputs.question_files import MANIFEST, OF_CHARACTERS, evaluate, fitting_units, task_name
+from amos_fairseq.text.prepared_data import read_manifest
 
 RECIPE_TASK = "SQuAD"  # recipes do not distinguish the versions
 # The head of the paper (thesis section 5.2.4); TEAMS does not name its head, nor does the thesis for its BERT.
@@ -95,7 +95,7 @@ def open_squad(session: Session, data: Path, settings: SquadSettings) -> "Squad"
     num_separators = {trial.num_separators for trial in trials}
     if len(num_separators) > 1:
         raise UserError(f"the recipe {session.recipe.name} has several num_separators for SQuAD: run them one by one")
-    windows, manifest = settings.windows._replace(num_separators=num_separators.pop()), read_squad_manifest(data)
+    windows, manifest = settings.windows._replace(num_separators=num_separators.pop()), read_manifest(data / MANIFEST)
     score_by = fitting_units(SquadSplit(data, "valid").texts)
     settings = dataclasses.replace(settings, windows=windows, score_by=score_by)
     session.checkpoint.check_tokenizer(data / "tokenizer")
@@ -200,10 +200,6 @@ def predict_answers(
     model: BaseFairseqModel, windows: SquadWindowDataset, device: str, settings: SquadSettings, stop: threading.Event
 ) -> dict[str, Decoded]:
     """Predict the answers to every question of a split, by question id, in its order; ``model`` is in eval mode."""
-    if getattr(model, "span_head", None) is None:
-        raise UserError("the checkpoint has no head for answers: fine-tune it with --task squad first")
-    if windows.limits.tokens > model.max_positions():
-        raise UserError(f"a window has {windows.limits.tokens} tokens, but the model takes {model.max_positions()}")
     model = model.to(device)
     ranges: dict[int, list[tuple[int, int]]] = defaultdict(list)  # of the windows of each example
     for index in range(len(windows)):

@@ -23,7 +23,6 @@ from amos_fairseq.data.corpus import check_prepared, open_lines
 from amos_fairseq.downstream.labeled_task import LabeledSequences
 from amos_fairseq.errors import UserError
 from amos_fairseq.inputs.question_files import MANIFEST, TOKEN_ARRAYS, Example
-from amos_fairseq.text.prepared_data import read_manifest
 from amos_fairseq.untrusted import read_json_lines
 
 _HINT = "give the directory that amos prepare squad wrote"
@@ -40,8 +39,6 @@ class SquadSplit:
         self.questions, self.contexts, self.starts, self.ends = (
             open_lines(f"{prefix}.{name}", _HINT) for name in TOKEN_ARRAYS
         )
-        if len(self.questions) != len(self.examples):
-            raise UserError(f"{prefix}.*: the files do not belong together; prepare the data again")
 
     def __len__(self) -> int:
         return len(self.examples)
@@ -54,10 +51,6 @@ class SquadSplit:
     def offsets(self, context: int) -> tuple[np.ndarray, np.ndarray]:
         """Return start and end (exclusive) of each token of a paragraph, in characters: [length], [length]."""
         return self.starts[context].numpy(), self.ends[context].numpy()
-
-
-def read_squad_manifest(directory: Path) -> dict[str, Any]:
-    return read_manifest(directory / MANIFEST)
 
 
 class WindowLimits(NamedTuple):

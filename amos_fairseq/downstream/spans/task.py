@@ -29,7 +29,7 @@ from amos_fairseq.downstream.labeled_task import (
     prepared_directories,
 )
 from amos_fairseq.downstream.model import FineTunedModel
-from amos_fairseq.downstream.spans.dataset import SquadSplit, SquadWindowDataset, WindowLimits, read_squad_manifest
+from amos_fairseq.downstream.spans.dataset import SquadSplit, SquadWindowDataset, WindowLimits
 from amos_fairseq.functional.positions import gather_positions
 from amos_fairseq.models.configuration import make_transform
 from amos_fairseq.models.pretrained_encoder import ExportedHead, reads_heads
@@ -255,7 +255,6 @@ class SquadTask(LabeledTask):
     @classmethod
     def setup_task(cls, cfg: SquadConfig, **kwargs: Any) -> "SquadTask":
         (directory,) = prepared_directories(cfg, "squad", several=False)
-        read_squad_manifest(directory)
         return cls(cfg, *open_vocabulary([directory], separator=cfg.separator_token))
 
     def add_head(self, model: SpanModel) -> dict[str, HeadOutputs]:

@@ -55,10 +55,7 @@ def read_targets(directory: Path, split: str, record: dict[str, Any]) -> np.ndar
     # Each line ends with </s>.
     flat, sizes = np.frombuffer(lines._bin_buffer, dtype=lines._index.dtype), lines.sizes.astype(np.int64)
     ids = np.delete(flat.astype(np.int64), np.cumsum(sizes) - 1) - Dictionary().nspecial
-    of_classes = record["kind"] == "classes"
-    if (of_classes and (sizes != 2).any()) or not ((ids >= UNKNOWN_CLASS) & (ids < num_labels)).all():
-        raise UserError(f"{path}.bin is damaged (it has other labels than {TASK_FILE}): {PREPARE_AGAIN}")
-    if of_classes:
+    if record["kind"] == "classes":
         return ids
     targets, known = np.zeros((len(lines), num_labels), dtype=bool), ids != UNKNOWN_CLASS
     targets[np.repeat(np.arange(len(lines)), sizes - 1)[known], ids[known]] = True
@@ -163,8 +160,6 @@ class LabeledTexts(LabeledSequences):
         check_texts(directory, split)
         self._rows = open_texts(directory, split, max_tokens, separator)
         targets = read_targets(directory, split, record)
-        if len(self._rows) != len(targets):
-            raise UserError(f"{self.source}: the files of texts and labels do not belong together; {PREPARE_AGAIN}")
         self._chosen = chosen_rows(len(targets), max_rows)
         self.sizes, self.targets = self._rows.sizes[self._chosen], targets[self._chosen]
         self.num_cut = int(np.count_nonzero(self._rows.is_cut[self._chosen]))

@@ -91,8 +91,7 @@ def label_table(results: Path, file: Path, out: Path, texts: Sequence[str] | Non
     if len(texts) != len(head.text_columns):
         raise UserError(f"--text {' '.join(texts)}: the model was trained on {len(head.text_columns)} columns")
     added = [PREDICTION, PROBABILITY] if head.kind == "classes" else [PREDICTION]
-    if taken := set(added) & set(table.columns):
-        raise UserError(f"{file} has a column {taken.pop()!r}, which is added here: rename it")
+    columns = list(dict.fromkeys([*table.columns, *added]))  # those of an earlier model are replaced
     counted: Counter[str] = Counter()
 
     def labeled_rows() -> Iterator[dict[str, Any]]:
@@ -119,7 +118,7 @@ def label_table(results: Path, file: Path, out: Path, texts: Sequence[str] | Non
         open(unfinished, "w", encoding="utf-8", newline="") as stream,
         progress_bar(None, "label", "row", delay=2) as bar,
     ):
-        stream.writelines(table_lines(out.suffix.lower(), [*table.columns, *added], labeled_rows()))
+        stream.writelines(table_lines(out.suffix.lower(), columns, labeled_rows()))
     num_broken = len(table.broken_lines)
     without = {"without text": counted["rows"] - counted["with text"] - num_broken} | table.left_out
     print_counts(file, counted["with text"], table.counted("rows are labeled"), without, "classify")

@@ -162,13 +162,11 @@ def gold_weight_of(text: str) -> float:
 def read_teacher(path: Path, shape: tuple[int]) -> np.ndarray:
     try:
         array = np.load(path, mmap_mode="r", allow_pickle=False)  # which compares the file's size with its shape
-    except (OSError, ValueError, EOFError) as error:
-        raise UserError(f"{path} is no array of numpy ({error}): give the predictions of a teacher as .npy") from error
-    if not isinstance(array, np.ndarray) or array.shape != shape or array.dtype != np.float32:
-        content = f"{array.dtype} {list(array.shape)}" if isinstance(array, np.ndarray) else "several arrays"
-        raise UserError(f"{path} has {content}, these rows need float32 {list(shape)}: give their predictions")
-    if not np.isfinite(array).all():
-        raise UserError(f"{path} has values that are not finite numbers: give other predictions")
+        is_whole = array.dtype == np.float32 and array.shape == shape and np.isfinite(array).all()
+    except (OSError, ValueError, EOFError, AttributeError):
+        is_whole = False
+    if not is_whole:
+        raise UserError(f"{path}: give predictions for these rows as .npy, finite float32 numbers {list(shape)}")
     return np.array(array)
 
 

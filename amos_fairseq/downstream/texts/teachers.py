@@ -42,10 +42,6 @@ def write_train_predictions(directory: Path, data: TextData, logits: np.ndarray)
     write_text(file.with_suffix(".json"), json_text(data.rows_identity()))
 
 
-def has_train_predictions(directory: Path, task: str) -> bool:
-    return (directory / FOLDER / f"{task}.json").is_file()
-
-
 def read_predictions(file: Path, data: TextData) -> tuple[np.ndarray, str]:
     """Return the predictions of another model for the training rows of ``data``, [rows, outputs] float32, and the sha256 of
     the file."""
@@ -53,37 +49,32 @@ def read_predictions(file: Path, data: TextData) -> tuple[np.ndarray, str]:
     record = read_json(file.with_suffix(".json"), "write it again with --write-train", optional=True)
     if record not in (None, data.rows_identity()):
         raise UserError(f"{file} is for other rows: give the same files and --max-rows, or write it with --write-train")
-    kind, names, rows, table = data.record["kind"], columns_of(data), data.num_train, TableFile(file)
-    if sorted(table.columns) != sorted([INDEX, *names]):
-        raise UserError(f"{file} has the columns {', '.join(table.columns)}, the task {INDEX}, {', '.join(names)}")
+    names, table = columns_of(data), TableFile(file)
     values: list[list[float]] = []
-    for line, row in table.rows():
-        try:
+    try:
+        for _, row in table.rows():
             values.append([finite_number(float(row[name])) for name in names])
             if int(row[INDEX]) != len(values) - 1:
-                raise ValueError(f"row {row[INDEX]} is not the next one")
-        except ValueError as error:
-            raise UserError(f"{file}, line {line}: {error}: give an index from 0 on and finite numbers") from error
-    if table.broken_lines or len(values) != rows:
-        count = f"{len(values):,} rows and {len(table.broken_lines):,} with another number of columns"
-        raise UserError(
-            f"{file} has {count}, the training set {rows:,}: give predictions for these rows, in their order"
-        )
-    array = np.array(values)
-    if kind != "number":
-        array = _checked_probabilities(file, kind, array)
+                raise ValueError(f"the index {row[INDEX]} is not the next one")
+        if len(values) != data.num_train:
+            raise ValueError(f"{len(values):,} rows for a training set of {data.num_train:,}")
+        array = np.array(values)
+        if data.kind != "number":
+            array = checked_probabilities(data.kind, array)
+    except (ValueError, KeyError) as error:
+        expected = f"a row for each training row, with the columns {INDEX} (from 0 on), {', '.join(names)}"
+        raise UserError(f"{file}, row {len(values)}: {error}: give {expected}") from error
     return array.astype(np.float32), file_sha256(file)
 
 
-def _checked_probabilities(file: Path, kind: str, values: np.ndarray) -> np.ndarray:
+def checked_probabilities(kind: str, values: np.ndarray) -> np.ndarray:
     """Return probabilities [rows, labels], those of classes with the sum 1."""
     sums = values.sum(axis=1)
     is_wrong = (values < 0).any(axis=1) | (values > 1 + ROUNDING).any(axis=1)
     if kind == "classes":
         is_wrong |= np.abs(sums - 1) > ROUNDING * values.shape[1]
     if is_wrong.any():
-        what = "whose sum is 1" if kind == "classes" else "of each label"
-        raise UserError(f"{file}, row {is_wrong.argmax()}: these are no probabilities {what}: give those")
+        raise ValueError(f"row {is_wrong.argmax()} has no probabilities{' whose sum is 1' * (kind == 'classes')}")
     return values / sums[:, None] if kind == "classes" else values.clip(max=1)
 
 
@@ -105,18 +96,12 @@ class Teachers:
 
     def _predictions_for(self, data: TextData, seed: int) -> list[tuple[np.ndarray, str]]:
         """Return what :func:`read_predictions` returns of each file that a run learns from."""
-        of_seeds = self.files.get(data.name)
-        if of_seeds is None:
-            known = ", ".join(self.files)
-            raise UserError(f"--teachers {self.folder} has no predictions for {data.name} (it has {known})")
-        if self.ensemble:
-            files = list(of_seeds.values())
-        elif seed in of_seeds or None in of_seeds:
-            files = [of_seeds.get(seed) or of_seeds[None]]
-        else:
-            seeds = ", ".join(map(str, sorted(of_seeds)))
-            problem = f"has predictions for {data.name} of the seeds {seeds} and none of seed {seed}"
-            raise UserError(f"--teachers {self.folder} {problem}: give --seeds {max(of_seeds)}, or --ensemble")
+        by_seed = self.files.get(data.name, {})
+        files = list(by_seed.values()) if self.ensemble else [by_seed.get(seed, by_seed.get(None))]
+        if not by_seed or None in files:
+            which = f"{data.name}{'' if self.ensemble else f' of seed {seed}'}"
+            known = ", ".join(f"{task} (seeds {', '.join(map(str, seeds))})" for task, seeds in self.files.items())
+            raise UserError(f"--teachers {self.folder} has no predictions for {which}; it has {known}")
         for file in files:
             if file not in self._read:
                 self._read[file] = read_predictions(file, data)

@@ -151,8 +151,6 @@ class WordSequences(LabeledSequences):
         check_prepared(directory, MANIFEST, split)
         self._tokens, self._starts, self._ends = (open_lines(f"{self.source}.{name}", _HINT) for name in WORD_ARRAYS)
         num_words = self._starts.sizes.astype(np.int64)
-        if len(self._tokens) != len(num_words) or not np.array_equal(num_words, self._ends.sizes):
-            raise self._damaged()
         self._room = max_tokens - NUM_SPECIAL
         lengths = zip(self._ends, self._tokens.sizes, strict=True)
         fits = [words_that_fit(ends, int(num_pieces), self._room) for ends, num_pieces in lengths]
@@ -164,9 +162,6 @@ class WordSequences(LabeledSequences):
         if not len(self._rows):
             raise UserError(f"{self.source}.*: all first words are longer than {self._room} pieces: split the words")
         self.sizes = NUM_SPECIAL + self._num_pieces[self._rows]
-
-    def _damaged(self) -> UserError:
-        return UserError(f"{self.source}.*: the files do not belong together; prepare the data again")
 
     @property
     def words_per_sentence(self) -> float:
@@ -207,10 +202,6 @@ class TaggedSentences(WordSequences):
     def __init__(self, directory: Path, split: str, num_labels: int, max_tokens: int, **options: Any) -> None:
         super().__init__(directory, split, max_tokens, **options)
         self._labels = open_lines(f"{self.source}.label", _HINT)
-        if not np.array_equal(self._labels.sizes, self._starts.sizes) or any(
-            len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < num_labels for ids in self._labels
-        ):
-            raise self._damaged()
 
     def labels(self, index: int) -> list[int]:
         """Return the labels of all words of a sentence, also of those that are cut."""

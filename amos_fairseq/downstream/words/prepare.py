@@ -14,7 +14,6 @@ import argparse
 import contextlib
 import dataclasses
 import json
-import os
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -81,17 +80,14 @@ class WordSource:
     other_labels = "give another column, or more sentences"
 
     @classmethod
-    def of(cls, arguments: argparse.Namespace) -> "WordSource":
+    def of(cls, args: argparse.Namespace) -> "WordSource":
         """Return the files and options of a command line."""
-        source = cls(**{name: value for name, value in vars(arguments).items() if name in cls.__dataclass_fields__})
+        source = cls(**{name: value for name, value in vars(args).items() if name in cls.__dataclass_fields__})
         names = list(source.columns or ())
-        for name in [*names, source.column or "label"]:
-            if not is_column_name(name):
-                raise UserError(f"{name!r} cannot name a column: give names such as pos,chunk,ner")
-            if names.count(name) > 1:
-                raise UserError(f"--columns names {name!r} twice")
-        if source.unlabeled == REST and source.labeled is None:
-            raise UserError("--unlabeled rest is what --labeled N leaves of the training sentences: give --labeled too")
+        if len(set(names)) < len(names) or not all(map(is_column_name, [*names, source.column or "label"])):
+            raise UserError(
+                f"--columns {','.join(names)}, --column {source.column}: give each name once, such as pos,ner"
+            )
         return source
 
     @property
@@ -126,16 +122,13 @@ class WordSource:
         has_spans = convert_spans(files, column)
         if has_spans:
             use_one_encoding(train, dev, column, with_ends=True if self.encoding == BIOES else None)
-        elif self.encoding == BIOES:
-            where = f"column {column} of {self.train} and {self.dev_name}"
-            raise UserError(f"--encoding bioes is for labels that mark spans (B-, I-, O), not {where}: leave it out")
         for file in files:
             file.report(column=column)
-        labeled, rest = choose_labeled(train.sentences, self.labeled, self.train)
+        labeled, rest = choose_labeled(train.sentences, self.labeled)
         splits = {"train": labeled, "valid": dev.sentences}
         if self.unlabeled == REST:
             if not rest:
-                raise UserError(f"--labeled {self.labeled} leaves no sentence of {self.train}: give fewer")
+                raise UserError(f"--unlabeled rest: --labeled N leaves no sentence of {self.train}: give a smaller N")
             splits[UNLABELED] = rest
         elif self.unlabeled is not None:
             file = read_sentences(Path(self.unlabeled), labeled=False)
@@ -154,14 +147,6 @@ class WordSource:
         if len(in_train) == 1:
             problem = f"{self.train}, column {column}: all words that train have the label {min(in_train)}"
             raise UserError(f"{problem}: {self.other_labels}")
-        of_train, of_dev = (
-            {label[2:] if has_spans else label for label in counts.keys() - ({OUTSIDE} if has_spans else set())}
-            for counts in (in_train, in_dev)
-        )
-        if of_dev and not of_dev & of_train:
-            found = shorten(" ".join(sorted(of_dev)), 100)
-            problem = f"{self.dev_name}, column {column}: no label is in {self.train} ({found})"
-            raise UserError(f"{problem}: give files with the same labels")
         labels = sorted(in_train | in_dev)
         first = splits["train"][0]
         ids, _ = tokenizer.encode_words(first.words, first.spaces)
@@ -200,11 +185,9 @@ class WordSource:
         return splits
 
 
-def run(arguments: argparse.Namespace) -> None:
-    source, out = WordSource.of(arguments), arguments.out
-    if os.pathsep in str(out.absolute()):
-        raise UserError(f"OUT {out.absolute()}: fairseq separates folders at {os.pathsep!r}: give a path without it")
-    tokenizer = load_tokenizer(arguments.tokenizer)
+def run(args: argparse.Namespace) -> None:
+    source, out = WordSource.of(args), args.out
+    tokenizer = load_tokenizer(args.tokenizer)
     description = source.describe(tokenizer)
     if fill_out(out, description, MANIFEST, lambda folder: source.write(folder, tokenizer, description)):
         say(f"done: amos tag --checkpoint RUN --data {shlex.quote(str(out))} --out RESULTS; counts in {out}/{MANIFEST}")
@@ -256,12 +239,10 @@ def split_off_dev(file: WordFile) -> list[WordFile]:
     return [dataclasses.replace(file, sentences=train), WordFile(file.path, file.kind, dev)]
 
 
-def choose_labeled(sentences: list[Sentence], number: int | None, path: Path) -> tuple[list[Sentence], list[Sentence]]:
-    """Return ``number`` sentences at equal distances, by default all, and the others."""
-    if number is None:
+def choose_labeled(sentences: list[Sentence], number: int | None) -> tuple[list[Sentence], list[Sentence]]:
+    """Return ``number`` sentences at equal distances, by default or where there are fewer all, and the others."""
+    if number is None or number >= len(sentences):
         return sentences, []
-    if not 1 <= number <= len(sentences):
-        raise UserError(f"--labeled {number}: {path} has {len(sentences):,} sentences: give 1 to as many")
     chosen = {place * len(sentences) // number for place in range(number)}
     rest = [sentence for place, sentence in enumerate(sentences) if place not in chosen]
     return [sentences[place] for place in sorted(chosen)], rest

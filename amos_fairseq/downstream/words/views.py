@@ -6,7 +6,6 @@ Shapes: B sentences, T tokens, W words, D width of the encoder.
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,8 +19,6 @@ from amos_fairseq.data.seeding import Purpose, keyed_generator
 from amos_fairseq.downstream.words.dataset import MixedSentences, TaggedSentences, WordSequences
 from amos_fairseq.errors import UserError
 from amos_fairseq.experiments import DIRECTIONS, FULL, WORD_DROPOUT
-from amos_fairseq.experiments.records import content_sha256
-from amos_fairseq.files import sample_sha256
 from amos_fairseq.functional.positions import gather_positions
 from amos_fairseq.modules.encoder import one_sided
 

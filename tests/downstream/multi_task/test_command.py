@@ -44,14 +44,14 @@ def test_predictions_that_do_not_fit_are_refused(data, tmp_path):
     cola = read_text_data(data / "CoLA")
     good = [[0.25, 0.75]] * 40
     for columns, rows, message in (
-        (["0", "1"], good[:39], "has 39 rows .*, the training set 40"),
-        (["0", "1"], [*good, [0.5, 0.5]], "has 41 rows .*, the training set 40"),
-        (["no", "yes"], good, "has the columns index, no, yes"),
-        (["0"], [[0.5]] * 40, "has the columns index, 0,"),
-        (["0", "1"], [[0.5, 0.7], *good[1:]], "row 0: these are no probabilities whose sum is 1"),
+        (["0", "1"], good[:39], "row 39: 39 rows for a training set of 40: give a row for each training row"),
+        (["0", "1"], [*good, [0.5, 0.5]], "41 rows for a training set of 40"),
+        (["no", "yes"], good, "'0': give .* the columns index .from 0 on., 0, 1"),
+        (["0"], [[0.5]] * 40, "'1': give .* the columns index .from 0 on., 0, 1"),
+        (["0", "1"], [[0.5, 0.7], *good[1:]], "row 0 has no probabilities whose sum is 1"),
         (["0", "1"], [[-0.5, 1.5], *good[1:]], "no probabilities"),
-        (["0", "1"], [["nan", 0.5], *good[1:]], "line 2: .*give an index from 0 on and finite numbers"),
-        (["0", "1"], [["x", 0.5], *good[1:]], "line 2: .*give an index from 0 on and finite numbers"),
+        (["0", "1"], [["nan", 0.5], *good[1:]], "row 0: .*: give a row for each"),
+        (["0", "1"], [["x", 0.5], *good[1:]], "row 0: could not convert string to float: 'x'"),
     ):
         write_teacher(tmp_path / "t", "CoLA", columns, rows)
         with pytest.raises(UserError, match=message):
@@ -75,7 +75,7 @@ def test_each_seed_learns_from_its_own_or_from_the_mean(start, data, tmp_path, f
     assert np.abs(one - two).max() > 1e-3
     np.testing.assert_allclose(one.sum(1), 1, rtol=1e-6)
     np.testing.assert_allclose(read_teachers(out, None, True).predictions(cola, 5), (one + two) / 2, rtol=1e-6)
-    with pytest.raises(UserError, match="of the seeds 1, 2 and none of seed 3: give --seeds 2, or --ensemble"):
+    with pytest.raises(UserError, match=r"has no predictions for CoLA of seed 3; it has CoLA .seeds 1, 2., STS-B"):
         found.predictions(cola, 3)
     with pytest.raises(UserError, match="is for other rows: give the same files and --max-rows"):
         read_teachers(out, None).predictions(read_text_data(data / "CoLA", 30), 1)

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from amos_fairseq.downstream.labeled_task import MixedTasks, rows_per_epoch
-from amos_fairseq.errors import UserError
 
 
 class Rows:
@@ -41,8 +40,6 @@ def test_rows_of_an_epoch_by_hand() -> None:
     assert rows_per_epoch([16, 81, 10_000], 1) == [16, 81, 10_000]
     assert rows_per_epoch([16, 81, 10_000], 0) == [10_000] * 3
     assert rows_per_epoch([7], 0.75) == [7]
-    with pytest.raises(UserError, match=r"--sampling-exponent 1\.5: give a number from 0"):
-        rows_per_epoch([7], 1.5)
 
 
 def test_each_row_is_read_floor_or_ceil_times_in_an_epoch_and_in_all() -> None:

@@ -12,9 +12,10 @@ from hugging_face_folders import train_wordpiece
 from preparing import prepare
 from synthetic_squad import make_squad, prepare_squad, word
 
-from amos_fairseq.downstream.spans.dataset import SquadSplit, read_squad_manifest
+from amos_fairseq.downstream.spans.dataset import SquadSplit
 from amos_fairseq.downstream.spans.prepare import EXACT, LOST, MISPLACED, WIDER, align_answer
-from amos_fairseq.inputs.question_files import Answer
+from amos_fairseq.inputs.question_files import MANIFEST, Answer
+from amos_fairseq.text.prepared_data import read_manifest
 from amos_fairseq.text.tokenization import load_tokenizer
 from amos_fairseq.text.vocabulary import learn_tokenizer
 
@@ -59,7 +60,7 @@ def test_inexact_answers_are_counted_and_listed(tmp_path):
     context = squad["data"][0]["paragraphs"][0]["context"]
     second["answers"] = [{"text": "olou", "answer_start": context.index("olou")}]
     data = prepare_squad(tmp_path, squad)
-    facts = read_squad_manifest(data)["splits"]["train"]
+    facts = read_manifest(data / MANIFEST)["splits"]["train"]
     assert facts["answers"] == {"exact": 56, "wider": 1, "lost": 0, "misplaced": 1}
     assert facts["untrainable"] == 1
     assert facts["named"]["misplaced"] == [{"id": first["id"], "answer": "no such text", "tokens_give": ""}]
@@ -82,7 +83,7 @@ def test_sampled_questions(tmp_path, data):
     split = SquadSplit(few, "train")
     assert {example.context for example in split.examples} == set(range(len(split.contexts)))
     assert len(SquadSplit(few, "valid")) == 40
-    manifest = read_squad_manifest(few)
+    manifest = read_manifest(few / MANIFEST)
     assert manifest["settings"] == {"max_train_questions": 7, "seed": 1}
     assert manifest["splits"]["train"]["source_questions"] == 40
 
@@ -99,7 +100,7 @@ def test_refusals(data, tmp_path, capsys):
         ([tmp_path / "cut.json.xz", source, tokenizer, out], "cut.json.xz is damaged"),
         ([source, tmp_path / "absent.json", tokenizer, out], "absent.json: no such file"),
         ([source, source, tmp_path / "absent", out], "absent holds no tokenizer"),
-        ([source, source, tokenizer, out, "--max-train-questions", 0], "--max-train-questions 0"),
+        ([source, source, tokenizer, out, "--max-train-questions", 0], "--max-train-questions: 0 must be at least 1"),
         (
             [source, source, tokenizer, data, "--max-train-questions", 3],
             "is not empty, and was not made of these",

@@ -4,7 +4,6 @@ import csv
 import datetime
 import json
 import math
-import threading
 import uuid
 from decimal import Decimal
 from pathlib import Path
@@ -54,7 +53,7 @@ def results(start, fake_training, tmp_path) -> Path:
 def label(results: Path, file: Path, out: Path, texts: list[str] | None = None, no_header: bool = False) -> int:
     """In parts of three rows."""
     with mock.patch("amos_fairseq.downstream.texts.labeling.ROWS_AT_ONCE", 3):
-        return label_table(results, file, out, texts, no_header, "cpu", threading.Event())
+        return label_table(results, file, out, texts, no_header, "cpu")
 
 
 def read_jsonl(file: Path) -> list[dict]:

@@ -1,6 +1,5 @@
 """The task ``text_classification``: its rows and targets, its head, errors, and its loss and scores by hand."""
 
-import json
 import math
 import threading
 from types import SimpleNamespace
@@ -18,7 +17,6 @@ from synthetic_glue import change_task, write_glue
 from torch import tensor
 
 from amos_fairseq.downstream.model import TEXT_HEAD, scale_of
-from amos_fairseq.downstream.texts.dataset import read_targets
 from amos_fairseq.downstream.texts.labeling import predict_logits
 from amos_fairseq.downstream.texts.task import TextClassificationCriterion, TextClassificationTask
 from amos_fairseq.errors import UserError
@@ -83,9 +81,6 @@ def test_what_cannot_be_used_is_refused(data, tmp_path, monkeypatch):
             make_task(directory)
     with pytest.raises(UserError, match="--separator-token 5 is not </s>"):
         make_task(data / "RTE", separator_token=5)
-    record = json.loads((data / "SST-2" / "task.json").read_text(encoding="utf-8"))
-    with pytest.raises(UserError, match="it has other labels than"):
-        read_targets(data / "SST-2", "train", record | {"labels": ["0"]})
     monkeypatch.setattr("fairseq.tasks.FairseqTask.build_model", lambda *_: RobertaModel.__new__(RobertaModel))
     with pytest.raises(UserError, match="has no head for texts"):
         make_task(data / "RTE").build_model(SimpleNamespace(arch="roberta_base"))

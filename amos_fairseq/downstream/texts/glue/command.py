@@ -11,8 +11,7 @@ import numpy as np
 
 from amos_fairseq.checkpoints.read import LoadedCheckpoint
 from amos_fairseq.downstream.texts.command import TextBenchmark, TextData, read_text_data
-from amos_fairseq.downstream.texts.glue.own_tasks import read_own_tasks
-from amos_fairseq.downstream.texts.glue.prepare import prepare_glue_inside
+from amos_fairseq.downstream.texts.glue.prepare import prepare_glue_inside, read_own_tasks
 from amos_fairseq.downstream.texts.glue.table import average, glue_table, has_test_set, write_submission
 from amos_fairseq.downstream.texts.glue.tasks import (
     AVERAGED,
@@ -31,7 +30,6 @@ from amos_fairseq.downstream.texts.prepare import prepare_inside
 from amos_fairseq.downstream.texts.teachers import (
     FOLDER,
     Teachers,
-    has_train_predictions,
     read_teachers,
     write_train_predictions,
 )
@@ -45,7 +43,6 @@ from amos_fairseq.experiments.records import (
     Summaries,
     Summary,
     best_run,
-    read_result,
     read_results,
     read_summary,
 )
@@ -136,8 +133,6 @@ def open_glue(
         glue.check_intermediate(options.intermediate)
     if options.with_test and not any(map(has_test_set, prepared.values())):
         raise UserError(f"--write-test: there is no test set of {', '.join(prepared)}: prepare files with test.tsv")
-    if options.with_train:
-        glue.check_train_predictions()
     return glue
 
 
@@ -170,34 +165,18 @@ class Glue(TextBenchmark):
         return tasks
 
     def more_settings(self, task: str, seed: int) -> dict[str, Any]:
-        """Return what the teachers of a run predict."""
-        teachers = self.options.teachers
-        return {} if teachers is None else teachers.identity(self.tables_of(task), seed)
-
-    def check_train_predictions(self) -> None:
-        """Refuse a finished run without what ``--write-train`` writes: its weights may be gone."""
-        for run in self.plan(self.tasks.values()):
-            names = [data.name for data in self.tables_of(run.task.name)]
-            if read_result(run.directory) and not all(has_train_predictions(run.directory, name) for name in names):
-                raise UserError(f"{run.directory} was finished without --write-train: give another --out")
+        """Return what the teachers of a run predict. A run with ``--write-train`` is another one than without, which has no
+        such files."""
+        teachers, settings = self.options.teachers, {"write_train": True} if self.options.with_train else {}
+        return settings if teachers is None else settings | teachers.identity(self.tables_of(task), seed)
 
     def check_intermediate(self, intermediate: Path) -> None:
         """Refuse an OUT without an MNLI run of this checkpoint, now or by this call, to start from."""
         if not any(task in INTERMEDIATE_FOR for task in self.tasks):
             raise UserError(f"--intermediate has no effect: none of {', '.join(INTERMEDIATE_FOR)} is among --tasks")
-        if intermediate == self.session.out and INTERMEDIATE_TASK in self.tasks:
-            layers = {trial.layers for trial in self.tasks[INTERMEDIATE_TASK].trials}
-        else:
-            results = self.intermediate_results(intermediate)
-            if not results:
-                advice = "add it to --tasks"
-                raise UserError(f"{intermediate} holds no run of {INTERMEDIATE_TASK} from these weights: {advice}")
-            layers = {best_run(results).settings["hyperparameters"]["layers"]}
-        for name in INTERMEDIATE_FOR:
-            if name in self.tasks and (wanted := {trial.layers for trial in self.tasks[name].trials}) != layers:
-                here, there = (", ".join(sorted(names)) for names in (wanted, layers))
-                start = f"{INTERMEDIATE_TASK} with --layers {there}"
-                raise UserError(f"{name} with --layers {here} cannot start from {start}: give both the same")
+        is_own = intermediate == self.session.out and INTERMEDIATE_TASK in self.tasks
+        if not is_own and not self.intermediate_results(intermediate):
+            raise UserError(f"{intermediate} holds no run of {INTERMEDIATE_TASK} from these weights: add it to --tasks")
 
     def train_flags(self, run: TaskRun) -> list[str]:
         flags = super().train_flags(run)

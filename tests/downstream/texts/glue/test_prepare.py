@@ -192,7 +192,7 @@ def test_bad_input_is_one_line(raw_glue, glue_tokenizer, tmp_path, capsys):
         ([foreign, "ALL", tokenizer, out], "CoLA/train.tsv: no such file"),
         ([glue, "CoLA", foreign, out], "holds no tokenizer"),
         ([glue, "CoLA", tokenizer, foreign / "letter.txt"], "Not a directory"),
-        ([glue, "CoLA", tokenizer, out, "--max-train-rows", 0], "must be at least 1"),
+        ([glue, "CoLA", tokenizer, out, "--max-train-rows", 0], "--max-train-rows: 0 must be at least 1"),
         ([glue, "CoLA", tokenizer, out, "--workers", 0], "must be at least 1"),
     ):
         assert message in refused(capsys, *arguments), arguments
