@@ -1,5 +1,6 @@
 """``amos parse`` end to end: a small model learns the trees of a small grammar; files, another process, and refusals."""
 
+import dataclasses
 import json
 import random
 import re
@@ -15,7 +16,7 @@ from tiny_runs import run_of
 import amos_fairseq
 from amos_fairseq.checkpoints.read import load_checkpoint
 from amos_fairseq.cli.main import main
-from amos_fairseq.downstream.words.command import joined_as_in_training
+from amos_fairseq.downstream.words.command import encode_sentences
 from amos_fairseq.inputs.word_files import join_words, read_conllu
 from amos_fairseq.text.vocabulary import learn_tokenizer
 
@@ -102,10 +103,15 @@ def test_trees_of_a_grammar_are_learned(place, tmp_path, capsys):
     (tmp_path / "t").unlink()
     main(["parse", "--checkpoint", str(tmp_path / "moved"), *map(str, files), "--cpu"])
     assert (tmp_path / "t").read_bytes() == (run_of(place / "out", "parsing") / "predictions.conllu").read_bytes()
-    assert load_checkpoint(run_of(place / "out", "parsing") / "checkpoint_best.pt").head("dependency_trees").raw_text
+    loaded = load_checkpoint(run_of(place / "out", "parsing") / "checkpoint_best.pt")
+    head = loaded.head("dependency_trees")
+    assert head.raw_text
     treebank = read_conllu(place / "dev.conllu")
     texts = [
-        [join_words(one.words, one.spaces) for one in joined_as_in_training(treebank, raw_text)]
+        [
+            join_words(one.words, one.spaces)
+            for one in encode_sentences(loaded, treebank, dataclasses.replace(head, raw_text=raw_text))[0]
+        ]
         for raw_text in (True, False)
     ]
     assert [text.replace(" .", ".") for text in texts[1]] == texts[0] != texts[1]
@@ -127,7 +133,7 @@ def test_trees_of_a_grammar_are_learned(place, tmp_path, capsys):
 def test_trees_are_learned_from_few_and_sentences_without(place, tmp_path):
     """`amos parse --views`: pairs of views agree more and more with the parser, and are not in what it predicts with."""
     views = "full,forward-forward,forward-backward,backward-forward,backward-backward"
-    flags = ["--labeled", 20, "--unlabeled", "rest", "--views", views, "--view-layers", "all"]
+    flags = ["--labeled", 20, "--unlabeled", "rest", "--views", views, "--set", "view_layers=all"]
     done = run_main(main, *command(place, tmp_path / "out", *flags))
     assert done.returncode == 0, done.stderr[-3000:]
     log = [

@@ -124,9 +124,9 @@ def test_other_words_get_the_labels_of_the_evaluation(place, learned, tmp_path, 
     assert (len(labels), [word for word, _ in last]) == (40, ["sees"])
     assert "; left out: 1 lines with -DOCSTART-, 1 blank words\n" in capsys.readouterr().err
     for flags, message in (
-        ([source, "--out", out], f"{out} exists: give another --out"),
-        ([source, "--out", tmp_path / "absent" / "l"], f"there is no folder {tmp_path / 'absent'}: create it"),
-        ([source, "--out", tmp_path / "l", "--column", "nerr"], "no column nerr: give --column with one of pos"),
+        ([source, "--out", out], f"{out} exists: give the name of a new file"),
+        ([source, "--out", tmp_path / "absent" / "l"], f"is in {tmp_path / 'absent'}, which is no folder"),
+        ([source, "--out", tmp_path / "l", "--column", "nerr"], "no column nerr: give another --column"),
         ([source, "--out", tmp_path / "l", "--lr", "1"], "--lr has no effect with --predict: leave it out"),
         ([tmp_path / "text", "--out", tmp_path / "l", "--columns", "word"], "text, line 1: "),
         (

@@ -1,5 +1,5 @@
-"""``amos prepare glue``: each of GLUE's tasks is a table like those of ``amos classify``, with given columns and labels. Beside them
-are the user's own tasks."""
+"""``amos prepare glue``: each of GLUE's tasks is a table like those of ``amos classify``, with given columns and labels. The user's
+own tasks are beside them."""
 
 import argparse
 import dataclasses
