@@ -1,5 +1,7 @@
-"""``amos prepare glue``: each of GLUE's tasks is a table like those of ``amos classify``, with given columns and labels. The user's
-own tasks are beside them."""
+"""``amos prepare glue``: each of GLUE's tasks is a table like those of ``amos classify``, with given columns and labels.
+
+The user's own tasks, which ``amos glue`` runs beside them, are read here too.
+"""
 
 import argparse
 import dataclasses
