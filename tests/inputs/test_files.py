@@ -42,12 +42,6 @@ def test_all_formats_give_the_same_documents(tmp_path, kind, suffix):
     assert sum(sizes) == path.stat().st_size
 
 
-def test_line_ends_byte_order_marks_and_blank_lines(tmp_path):
-    path = tmp_path / "text.txt"
-    path.write_bytes(b"\xef\xbb\xbf\r\n  one \r\n\ttwo\rthree\r\n \t \r\n\n\nfour\n\x0c\nfive  six")
-    assert list(DocumentFile(path).read()) == [b"one\ntwo\nthree\n", b"four\n", b"five  six\n"]
-
-
 def test_nul_characters_are_removed(tmp_path):
     """As bytes of a text or escaped in JSON; a line of nothing else is blank."""
     text, lines = tmp_path / "text.txt", tmp_path / "text.jsonl"

@@ -5,7 +5,6 @@ Tolerance: float32; onnxruntime fuses operations, and its erf and softmax round 
 
 import re
 import runpy
-import sys
 from pathlib import Path
 
 import numpy
@@ -175,12 +174,6 @@ def test_example_of_sentence_embeddings(folders, tmp_path, capsys):
     table.write_text("a\tb\tscore\none\t\\N\t1\none\ttwo\thigh\n")
     with pytest.raises(UserError, match="line 3: score: the label 'high' is not a number from"):
         fine_tune([str(folders / "encoder"), *flags])
-
-
-def test_example_names_the_missing_library(monkeypatch):
-    monkeypatch.setitem(sys.modules, "sentence_transformers", None)  # its import fails
-    with pytest.raises(SystemExit, match="pip install 'sentence-transformers"):
-        runpy.run_path(str(ROOT / "examples/hugging_face/sentence_embeddings.py"))
 
 
 @pytest.mark.slow

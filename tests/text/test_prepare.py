@@ -2,7 +2,6 @@
 
 import json
 import logging
-import os
 import random
 import re
 import shlex
@@ -11,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import synthetic_corpus
-from failures import error_line
 from fairseq import options
 from fairseq.data import Dictionary
 from fairseq_cli import preprocess
@@ -209,21 +207,6 @@ def test_the_first_word_is_a_kind_if_it_is_the_name_of_one(tmp_path, monkeypatch
     assert given.kind == kind
     given.out = Path(given.out)
     assert {name: getattr(given, name) for name in values} == values
-
-
-@pytest.mark.parametrize("command", ["text", "text to"])
-def test_names_that_are_not_utf8_are_refused(tmp_path, capsys, command):
-    folder = os.fsencode(tmp_path)
-    name = folder + b"/b\xe9.txt"
-    with open(name, "w") as file:
-        file.write("text\n")
-    path, out = os.fsdecode(name), str(tmp_path / "out")
-    arguments = {
-        "text": [path, "--out", out, "--vocab-size", "100"],
-        "text to": [__file__, "--out", os.fsdecode(folder + b"/out\xe9"), "--vocab-size", "100"],
-    }[command]
-    assert "a name that is not UTF-8" in error_line(capsys, prepare("text"), *arguments)
-    assert os.listdir(folder) == [b"b\xe9.txt"]
 
 
 def documents(words, number=80, length=20):
