@@ -47,7 +47,9 @@ def add_parser(subparsers: Any) -> None:
 def run(arguments: argparse.Namespace) -> None:
     if arguments.teachers is None:
         refuse_given(arguments, ["ensemble", "gold_weight"], "has no effect without --teachers")
-    if not arguments.multi_task:
+    if arguments.multi_task:
+        refuse_given(arguments, ["intermediate"], "has no effect with --multi-task, which trains on MNLI too")
+    else:
         refuse_given(arguments, ["sampling_exponent"], "has no effect without --multi-task")
     parse_tasks(arguments.tasks)
     fine_tuning.start(arguments)

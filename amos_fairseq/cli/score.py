@@ -74,7 +74,6 @@ def check_arguments(arguments: argparse.Namespace) -> None:
         arguments.parser.error(f"--out {out} must end with .json: the tables get the same name with .md and .csv")
     inputs = [Path(path).resolve() for path in arguments.pairs or [arguments.file]]
     for path in [out.with_suffix(suffix) for suffix in PAIR_SUFFIXES] if is_pairs else [out]:
-        if path.resolve() in inputs:
-            raise UserError(f"--out {out} would overwrite the input file {path}: give another name")
-        if path.is_dir():
-            raise UserError(f"--out {out} would write {path}, which is a folder: give another name")
+        if path.resolve() in inputs or path.is_dir():
+            what = "folder" if path.is_dir() else "input file"
+            raise UserError(f"--out {out} would overwrite the {what} {path}: give another name")

@@ -126,7 +126,7 @@ GOOD = '{"sentence_good": "the fox", "sentence_bad": "the dog"}'
         ("run --pairs empty.jsonl", 1, "no pair of sentences of at most 150 tokens, .*: give lines of JSON"),
         ("run --pairs latin1.txt", 1, "latin1.txt, line 1: is not JSON"),
         ("run --pairs p.csv --out p.json", 1, "would overwrite the input file p.csv"),
-        ("run --pairs p.jsonl --out q.json", 1, "q.md, which is a folder"),
+        ("run --pairs p.jsonl --out q.json", 1, "would overwrite the folder .*q.md"),
         ("tuned --pairs p.jsonl", 1, "needs a pretraining checkpoint"),
         ("nan --pairs p.jsonl", 1, "no finite score for .* in .*p.jsonl, line 1"),
     ],

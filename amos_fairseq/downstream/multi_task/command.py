@@ -11,7 +11,6 @@ from amos_fairseq.downstream.texts.glue.command import Glue
 from amos_fairseq.downstream.texts.glue.tasks import AVERAGED
 from amos_fairseq.downstream.texts.scores import average_score
 from amos_fairseq.downstream.texts.teachers import MULTI
-from amos_fairseq.errors import UserError
 from amos_fairseq.experiments.benchmark import BenchmarkTask, TaskRun, usable_folder
 from amos_fairseq.experiments.records import RunResult, TaskSummary, content_sha256, divide, summarize_divided
 
@@ -24,8 +23,6 @@ class MultiTaskGlue(Glue):
     trained_as = "multi_task"
 
     def make_tasks(self) -> dict[str, BenchmarkTask]:
-        if self.options.intermediate is not None:
-            raise UserError("--intermediate has no effect with --multi-task, which trains on MNLI too: leave it out")
         for data in self.prepared.values():
             usable_folder(data.directory)
         trials = self.session.recipe.trials_of(MULTI)
