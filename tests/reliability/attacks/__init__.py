@@ -1,4 +1,4 @@
-"""Attacks on training runs, commands, files and settings. ``tests/reliability/run.sh`` executes them.
+"""Accidents of training runs, and files of strangers that commands read. ``tests/reliability/run.sh`` executes them.
 
 Every attack has a seed, which is printed when it succeeds. An attack succeeds if a bit or a record of a run is lost, if a
 command ends in a traceback or leaves an unfinished file, or if code of a file is executed.
@@ -17,25 +17,17 @@ from pathlib import Path
 from typing import NamedTuple
 
 from attacks.commands import Place
-from attacks.data import bombs, raw_files, tables
+from attacks.data import bombs, raw_files
 from attacks.models import hostile_files, imported_folders
-from attacks.runs import damaged_files, killed_commands, kills, prepare
-from attacks.settings import command_settings, settings
-from attacks.surroundings import consoles, planted_modules
+from attacks.runs import damaged_files, kills, prepare
 
 # Each attacks for ever, in a folder that is new for each attack, and yields what it did and what it achieved ("": nothing).
 # Beside it the number of its attacks for one of --tries. The longest come first.
 KINDS: dict[str, tuple[Callable[[Place, Path, random.Random], Iterator[tuple[str, str]]], float]] = {
     "kill": (kills, 1),
-    "setting": (settings, 3),
     "damaged file": (damaged_files, 1),
-    "setting of a command": (command_settings, 1),
-    "table to label": (tables, 1),
     "raw file": (raw_files, 1),
-    "console and disk": (consoles, 0.5),
-    "planted module": (planted_modules, 0.2),
     "compression bomb": (bombs, 0.5),
-    "killed command": (killed_commands, 0.05),
     "hostile file": (hostile_files, 0.6),
     "imported folder": (imported_folders, 3),
 }
@@ -76,7 +68,7 @@ def table(attacks: list[Attack]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser("run.sh", description="attack runs, commands, files and settings")
+    parser = argparse.ArgumentParser("run.sh", description="attack runs and commands")
     parser.add_argument("--tries", type=int, default=100, help="number of kills and damaged files (default: 100)")
     parser.add_argument("--seed", type=int, default=1, help="of all attacks (default: 1)")
     parser.add_argument("--table", type=Path, help="write the table to this file too")

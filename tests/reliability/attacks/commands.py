@@ -4,18 +4,17 @@ import fcntl
 import os
 import resource
 import signal
-import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
 import torch
 from forked_command import ON_CPU, run_module
-from tiny_runs import ROOT, environment
+from tiny_runs import ROOT
 
 import amos_start
 
@@ -36,14 +35,12 @@ class Place(NamedTuple):
     Attributes:
         references: an undisturbed run in each precision.
         workplace: small inputs for every command of ``amos``.
-        amos: the console script, for a new process.
     """
 
     folder: Path
     corpus: Path
     references: dict[str, Path]
     workplace: Path
-    amos: list[str]
 
 
 def command_harm(code: int, text: str, folder: Path | None = None) -> str:
@@ -78,20 +75,16 @@ def run_command(module: str, arguments: Sequence[str], cwd: Path = ROOT) -> tupl
     return done.returncode, done.stdout + done.stderr
 
 
-def run_amos(
-    arguments: Sequence[object], cwd: Path, before: Callable[[], object] = lambda: None, seconds: float = 900
-) -> tuple[int, str]:
+def run_amos(arguments: Sequence[object], cwd: Path, seconds: float = 900) -> tuple[int, str]:
     """Run ``amos`` in a fork of this process, which has imported all that it needs: most take a fraction of a second.
 
-    Args:
-        before: called in the new process, for example to close a stream or to set a limit.
-        seconds: the time after which the command and all that it has started are killed.
+    After ``seconds`` the command and all that it has started are killed.
     """
     reader, writer = os.pipe()
     fcntl.fcntl(reader, fcntl.F_SETPIPE_SZ, LONGEST_OUTPUT)
     pid = os.fork()
     if pid == 0:
-        _become_amos([str(argument) for argument in arguments], cwd, writer, before)
+        _become_amos([str(argument) for argument in arguments], cwd, writer)
     os.close(writer)
     end, ended, status = time.monotonic() + seconds, 0, signal.SIGKILL
     while not ended and time.monotonic() < end:
@@ -105,7 +98,7 @@ def run_amos(
         return os.waitstatus_to_exitcode(status), output.read().decode(errors="replace")
 
 
-def _become_amos(arguments: list[str], cwd: Path, output: int, before: Callable[[], object]) -> NoReturn:
+def _become_amos(arguments: list[str], cwd: Path, output: int) -> NoReturn:
     code: object = 1
     try:
         os.setpgid(0, 0)
@@ -118,7 +111,6 @@ def _become_amos(arguments: list[str], cwd: Path, output: int, before: Callable[
         resource.setrlimit(resource.RLIMIT_CPU, (PROCESSOR_SECONDS, PROCESSOR_SECONDS + 5))
         resource.setrlimit(resource.RLIMIT_AS, (_virtual_memory() + MORE_MEMORY, resource.RLIM_INFINITY))
         torch.set_num_threads(1)  # threads do not survive a fork
-        before()
         sys.argv = ["amos", *arguments]
         code = amos_start.main()
     except SystemExit as ended:
@@ -135,19 +127,3 @@ def _become_amos(arguments: list[str], cwd: Path, output: int, before: Callable[
 
 def _virtual_memory() -> int:
     return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-
-
-def amos_script(folder: Path) -> list[str]:
-    """Write the console script as pip does, and return the command; Python then finds modules beside the script first."""
-    script = folder / "bin" / "amos"
-    script.parent.mkdir()
-    script.write_text("import sys\nfrom amos_start import main\nif __name__ == '__main__':\n    sys.exit(main())\n")
-    return [sys.executable, str(script)]
-
-
-def run_interpreter(command: Sequence[object], cwd: Path, variables: Mapping[str, str]) -> tuple[int, str]:
-    """Run a command in a new process, where an attack needs all that happens when Python starts."""
-    env = environment({"PYTHONPATH": str(ROOT), **ON_CPU, **variables})
-    words, streams = [str(part) for part in command], {"stdin": subprocess.DEVNULL, "capture_output": True}
-    done = subprocess.run(words, cwd=cwd, env=env, timeout=900, check=False, **streams)
-    return done.returncode, (done.stdout + done.stderr).decode(errors="replace")

@@ -4,6 +4,7 @@ import argparse
 import json
 import os
 import random
+import shlex
 import shutil
 import subprocess
 import warnings
@@ -22,7 +23,6 @@ from amos_fairseq.text.tokenization.fast_tokenizer import ABSENT, row_map
 from attacks.commands import Place, amos_harm, command_harm, run_amos, run_command
 from attacks.damage import HOSTILE_VALUES, attack_json, damage, replace
 from attacks.runs import FLAGS
-from attacks.workplace import COMMANDS, PREDICT, TRAINING, UNLABELED
 
 
 class Bomb:
@@ -82,47 +82,39 @@ def hostile_states(canary: Path, draw: random.Random, state: dict[str, Any]) -> 
 
 
 LAST = "checkpoint_last.pt"
-OF_PARSE = "results/parse/runs/parsing/*/seed1/checkpoint_best.pt"  # with cross-view training
 OF_RUN = [
-    ["export", "run", "out", "--no-check"],
-    ["report", "run", "--sentence", "a text", "--out", "out/page.html"],
-    ["flops", "run"],
-    ["probe", *COMMANDS["probe"]],
-    ["parse", *TRAINING["parse"], "--checkpoint", "run", "--epochs", "1"],
-    ["tag", *TRAINING["tag"], "--checkpoint", "run", "--epochs", "1", *UNLABELED],
-    ["glue", *TRAINING["glue"], "--checkpoint", "run", "--epochs", "1", "--multi-task"],
-    ["train"],
-]
-OF_TREES = [
-    ["parse", *PREDICT["parse"]],
-    ["parse", *TRAINING["parse"], "--checkpoint", OF_PARSE, "--epochs", "1"],
-    ["glue", *TRAINING["glue"], "--checkpoint", OF_PARSE, "--epochs", "1", "--multi-task"],
+    shlex.split(command)
+    for command in (
+        "export run out --no-check",
+        "report run --sentence 'a text' --out out/page.html",
+        "flops run",
+        "probe --checkpoint run --data probing --out out/probe --part generator --layers 1 --updates 4 --seeds 1",
+        "parse --train trees.conllu --dev trees.conllu --unlabeled trees.conllu --views full,forward-forward "
+        "--checkpoint run --recipe recipe.yaml --epochs 1 --seeds 1 --cpu --out out/parse",
+        "train",
+    )
 ]
 
 
 def hostile_files(place: Place, folder: Path, draw: random.Random) -> Iterator[tuple[str, str]]:
     """Give a stranger's checkpoint to the commands that read one; nothing of it is executed, and what fine-tuning does not
     refuse is computed as without the attack.
-
-    The checkpoint is pretrained, or is one of trees.
     """
     original, expected = place.references["float32"], {}
     while True:
-        name, *arguments = command = draw.choice([*OF_RUN, *OF_TREES])
+        name, *arguments = command = draw.choice(OF_RUN)
         for is_attacked in (False, True) if str(command) not in expected else (True,):
             shutil.rmtree(folder, ignore_errors=True)
             shutil.copytree(place.workplace, folder, ignore=shutil.ignore_patterns("run"))
             shutil.copytree(original / "tokenizer", folder / "run" / "tokenizer")
             shutil.copy(original / LAST, folder / "run")
-            canary, (of_parse,) = folder / "executed", folder.glob(OF_PARSE)
-            file = folder / "run" / LAST if command in OF_RUN else of_parse
-            words = [str(of_parse) if word == OF_PARSE else word for word in command]
-            how = attack_checkpoint(file, canary, draw) if is_attacked else ""
+            canary = folder / "executed"
+            how = attack_checkpoint(folder / "run" / LAST, canary, draw) if is_attacked else ""
             if name == "train":
                 arguments = [str(place.corpus), *RUN, *FLAGS, "--save-dir", str(folder / "run")]
                 code, text = run_command("fairseq_cli.train", arguments)
             else:
-                code, text = run_command("amos_start", words, folder)
+                code, text = run_command("amos_start", command, folder)
             contents = [path.read_bytes() for path in written_predictions(folder / "out")]
             expected.setdefault(str(command), contents)
         harm = "executed" if canary.exists() else (command_harm if name == "train" else amos_harm)(code, text, folder)

@@ -1,6 +1,5 @@
-"""Attacks on training runs: kills and damaged files; and kills of a command that trains in a process."""
+"""Accidents of training runs: kills and damaged files."""
 
-import os
 import random
 import shutil
 import signal
@@ -12,14 +11,11 @@ from pathlib import Path
 
 import preparing
 import torch
-from forked_command import ForkedCommand
 from interrupted_run import BackgroundRun, assert_same_run, checkpoint, flags_command, run_to_end
-from waiting import has_ended
 
-from amos_fairseq.python_process import SECONDS_TO_SAVE
-from attacks.commands import Place, amos_harm, amos_script, command_harm, run_command
+from attacks.commands import Place, command_harm, run_command
 from attacks.damage import damage
-from attacks.workplace import TRAINING, write_workplace
+from attacks.workplace import write_workplace
 
 PRECISIONS = {"float32": [], "bf16": ["--bf16"]}
 
@@ -36,7 +32,7 @@ def prepare(folder: Path) -> Place:
     for precision, flags in PRECISIONS.items():
         references[precision] = folder / precision
         run_to_end(flags_command(corpus, folder / precision, *FLAGS, *flags), folder / f"{precision}.log")
-    return Place(folder, corpus, references, write_workplace(folder / "workplace"), amos_script(folder))
+    return Place(folder, corpus, references, write_workplace(folder / "workplace"))
 
 
 # Records of several updates, so that one of them is interrupted; two checkpoints beside the last one.
@@ -112,56 +108,3 @@ def assert_same_weights(save_dir: Path, reference: Path) -> None:
     found, expected = checkpoint(save_dir)["model"], checkpoint(reference)["model"]
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[name], expected[name]) for name in expected)
-
-
-def killed_commands(place: Place, folder: Path, draw: random.Random) -> Iterator[tuple[str, str]]:
-    """End a fine-tuning command alone by a signal: its training ends, and the repeated command has the undisturbed result."""
-    undisturbed: dict[str, tuple[float, list[bytes]]] = {}
-    while True:
-        name, sent = draw.choice(list(TRAINING)), draw.choice([signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
-        arguments, out = [name, *TRAINING[name]], folder / "out" / name
-        if name not in undisturbed:
-            shutil.copytree(place.workplace, folder)
-            begin = time.monotonic()
-            code, text = run_command("amos_start", arguments, folder)
-            assert code == 0, text[-3000:]
-            undisturbed[name] = time.monotonic() - begin, results(out)
-            shutil.rmtree(folder)
-        duration, expected = undisturbed[name]
-        shutil.copytree(place.workplace, folder)
-        log = folder.with_suffix(".log")
-        log.unlink(missing_ok=True)
-        command = ForkedCommand("amos_start", arguments, folder, log, log)
-        end = time.monotonic() + draw.uniform(0, 0.8 * duration)
-        while command.poll() is None and (time.monotonic() < end or not training_processes(out)):
-            time.sleep(0.01)
-        was_running = command.poll() is None
-        with suppress(ProcessLookupError):
-            os.kill(command.pid, sent)  # the command alone, not its group
-        end = time.monotonic() + SECONDS_TO_SAVE + 30
-        while (training_processes(out) or command.poll() is None) and time.monotonic() < end:
-            time.sleep(0.05)
-        harm = "its training goes on" if training_processes(out) or command.poll() is None else ""
-        if not harm and "Traceback" in log.read_text(errors="replace"):
-            harm = "traceback"
-        if not harm:
-            code, text = run_command("amos_start", arguments, folder)
-            harm = amos_harm(code, text, folder)
-        if not harm and (code != 0 or results(out) != expected):
-            harm = f"another result: exit code {code}"
-        yield f"amos {name}, {sent.name} {'while it trained' if was_running else 'after its end'}", harm
-
-
-def training_processes(out: Path) -> list[int]:
-    """Processes that train a run of OUT. The lock of each run's directory names its process."""
-    found = []
-    for file in out.glob("runs/*/*/.lock"):
-        with suppress(FileNotFoundError):
-            found.append(int(file.read_text().split()[1]))  # "process 123 on HOST"
-    return [pid for pid in found if not has_ended(pid)]
-
-
-def results(out: Path) -> list[bytes]:
-    """The table, and labels and scores of every run."""
-    names = ("*.md", "runs/*/*/predictions*", "runs/*/*/scores.json")
-    return [file.read_bytes() for name in names for file in sorted(out.glob(name))]
