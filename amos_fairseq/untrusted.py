@@ -24,8 +24,6 @@ LARGEST_FILE = 256 << 20
 DEEPEST = 100
 # More than a dictionary of a million tokens has.
 MOST_VALUES = 10_000_000
-# Integers with more digits fit neither into a float nor into any library. Hugging Face writes 10^30 for "no limit".
-MOST_DIGITS = 100
 LONGEST_NAME = 1000
 # Sizes, updates and counts beyond this are in no file that this package or Hugging Face writes.
 LARGEST_COUNT = 2**53
@@ -89,15 +87,12 @@ def read_json(path: str | os.PathLike, hint: str, kind: type = dict, optional: b
 
 
 def read_json_lines(path: Path, hint: str, parse: Callable[[str], Any]) -> list[Any]:
-    """Return what ``parse`` makes of each line of a prepared file; ``hint``: how to fix a missing one."""
-    if not path.is_file():  # opening a pipe would wait for its writer
-        raise UserError(f"{path} is missing, or no file: {hint}")
+    """Return what ``parse`` makes of each line of a prepared file; ``hint``: how to write it again."""
     try:
         with path.open(encoding="utf-8", newline="\n") as lines:
             return [parse(line) for line in lines]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        reason = type(error).__name__ if isinstance(error, KeyError | TypeError) else error
-        raise UserError(f"{path} is damaged ({reason}): prepare the data again") from error
+        raise UserError(f"{path} is missing or damaged ({type(error).__name__}: {error}): {hint}") from error
 
 
 def read_yaml(path: str | os.PathLike, hint: str) -> Any:
@@ -111,10 +106,6 @@ def read_yaml(path: str | os.PathLike, hint: str) -> Any:
                 raise yaml.YAMLError("it has an alias")
             return super().compose_node(parent, index)
 
-        def flatten_mapping(self, node: Any) -> None:
-            if any(key.tag == "tag:yaml.org,2002:merge" for key, _ in node.value):
-                raise yaml.YAMLError("it has a merge key (<<), write its keys out")
-
         def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
             content = super().construct_mapping(node, deep)
             if len(content) < len(node.value):
@@ -124,26 +115,22 @@ def read_yaml(path: str | os.PathLike, hint: str) -> Any:
     text = read_text(path, hint, largest=1 << 20)
     try:
         return yaml.load(text, Loader)
-    except RecursionError:
-        raise UserError(f"{path} is nested too deeply: {hint}") from None
     # ValueError: the date 2000-99-99
-    except (yaml.YAMLError, ValueError, TypeError, LookupError, AttributeError) as error:
+    except (yaml.YAMLError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         reason = " ".join(str(error).split())
         raise UserError(f"{path} is not YAML that can be read ({reason:.200}): {hint}") from error
 
 
 def parse_json(text: str | bytes, kind: type = dict, **hooks: Any) -> Any:
     """Return the content of a JSON text. ``hooks`` of ``json.loads``: one for numbers replaces the check of such numbers."""
-    checks = {"parse_int": _integer, "parse_float": _float, "parse_constant": _float, "object_pairs_hook": unique_keys}
+    checks = {"parse_int": _number, "parse_float": _number, "parse_constant": _number, "object_pairs_hook": unique_keys}
     try:
         content = json.loads(text, **checks | hooks)
-    except RecursionError:
-        raise ValueError(f"is nested more than {DEEPEST} levels deep") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"is not JSON ({error})") from error
+        collections.deque(values_in(content), maxlen=0)
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ValueError(f"is not JSON that can be read ({error})") from error
     if not isinstance(content, kind):
         raise ValueError(f"contains {reprlib.repr(content)}, not {_KINDS[kind]}")
-    collections.deque(values_in(content), maxlen=0)
     return content
 
 
@@ -156,36 +143,27 @@ def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return content
 
 
-def _integer(digits: str) -> int:
-    if len(digits) > MOST_DIGITS:
-        raise ValueError(f"has a number of {len(digits):,} digits")
-    return int(digits)
-
-
-def _float(digits: str) -> float:
+def _number(digits: str) -> int | float:
     value = float(digits)  # also of NaN, Infinity and -Infinity, which JSON does not have
     if not math.isfinite(value):
         raise ValueError(f"has {digits[:20]}, which is not a finite number")
-    return value
+    return int(digits) if digits.lstrip("-").isdigit() else value
 
 
 def values_in(content: Any) -> Iterator[Any]:
     """Yield every value in nested dictionaries, lists, tuples and namespaces, the containers too."""
-    level, number = [content], 0
-    for _ in range(DEEPEST + 1):
-        parts: list[Any] = []
+    level, depth, number = [content], 0, 0
+    while level:
+        depth, parts = depth + 1, []
         for value in level:
             yield value
             value = vars(value) if isinstance(value, argparse.Namespace) else value
             if isinstance(value, (dict, list, tuple)):
                 number += len(value)
-                if number > MOST_VALUES:  # before they are collected
-                    raise ValueError(f"has more than {MOST_VALUES:,} values")
+                if depth > DEEPEST or number > MOST_VALUES:  # before they are collected
+                    raise ValueError(f"has more than {DEEPEST} levels of values, or more than {MOST_VALUES:,} values")
                 parts += value.values() if isinstance(value, dict) else value
-        if not parts:
-            return
         level = parts
-    raise ValueError(f"is nested more than {DEEPEST} levels deep")
 
 
 def field(content: Any, name: str, kind: type) -> Any:
@@ -205,20 +183,17 @@ def text_in(value: Any) -> str:
 
 def finite_number(value: Any, low: float = -math.inf, high: float = math.inf) -> float:
     """Return ``value`` as a float; raise ``ValueError`` unless it is a finite number from ``low`` to ``high``."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise ValueError(f"{reprlib.repr(value)} is not a number")
-    if not (low <= value <= high and abs(value) <= 1e308):  # false for nan; an integer can be larger than any float
-        limits = "finite" if (low, high) == (-math.inf, math.inf) else f"from {low:g} to {high:g}"
-        raise ValueError(f"{reprlib.repr(value)} is not {limits}")
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not (is_number and low <= value <= high and abs(value) <= 1e308):  # an integer can be larger than any float
+        limits = "" if (low, high) == (-math.inf, math.inf) else f" from {low:g} to {high:g}"
+        raise ValueError(f"{reprlib.repr(value)} is not a finite number{limits}")
     return float(value)
 
 
 def whole_number(value: Any, low: int = 0, high: int = LARGEST_COUNT) -> int:
     """Return ``value``; raise ``ValueError`` unless it is an integer from ``low`` to ``high``."""
-    if type(value) is not int:  # True is none
-        raise ValueError(f"{reprlib.repr(value)} is not an integer")
-    if not low <= value <= high:
-        raise ValueError(f"{reprlib.repr(value)} is not from {low:,} to {high:,}")
+    if type(value) is not int or not low <= value <= high:  # True is none
+        raise ValueError(f"{reprlib.repr(value)} is not an integer from {low:,} to {high:,}")
     return value
 
 
@@ -247,10 +222,7 @@ def plain_name(value: Any, longest: int = LONGEST_NAME) -> str:
     neither control characters (NUL ends paths, others change a terminal) nor halves of surrogate pairs, which UTF-8 cannot
     represent.
     """
-    if not isinstance(value, str):
-        raise ValueError(f"{reprlib.repr(value)} is not a string")
-    if not 0 < len(value) <= longest:
-        raise ValueError(f"{reprlib.repr(value)} has {len(value):,} characters, a name has from 1 to {longest:,}")
-    if not is_unicode(value) or any(character < " " or "\x7f" <= character <= "\x9f" for character in value):
-        raise ValueError(f"{reprlib.repr(value)} has a character that cannot be printed")
+    is_printable = isinstance(value, str) and re.search(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]", value) is None
+    if not is_printable or not 0 < len(value) <= longest:
+        raise ValueError(f"{reprlib.repr(value)} is not a printable string of 1 to {longest:,} characters")
     return value

@@ -49,7 +49,7 @@ def compose(*overrides: str) -> DictConfig:
         ("optimization.update_freq=[1,0]", "optimization.update_freq (--update-freq) 0 must be 1 or more"),
         ("task.mask_prob=much", "task.mask_prob: Value 'much' of type 'str' could not be converted to Float"),
         ("+task.mask_probability=0.1", "task.mask_probability: Key 'mask_probability' not in 'TextPretrainingConfig'"),
-        ("task._name=5", "there is no task '5' (task._name)"),
+        ("task._name=5", "there is no task '5' (task._name, by flag --task)"),
         ("model.dropout=-0.1", "model.dropout (--dropout) -0.1 must be 0 or more and below 1"),
         ("model.relative_position_scheme=t6", "model.relative_position_scheme: Invalid value 't6', expected one of"),
         ("lr_scheduler.power=soon", "lr_scheduler.power: Value 'soon' of type 'str' could not be"),

@@ -127,10 +127,6 @@ def require_triton(device: torch.device, model: torch.nn.Module) -> None:
 
     The kernels are those of training: with a bias and with dropout, in the dtype of the model's weights.
     """
-    try:
-        attention = importlib.import_module("amos_fairseq.functional.cuda.attention")
-    except ValueError as error:  # Triton is not installed, or too old
-        raise UserError(str(error)) from error
     # ModernBERT's encoder does not use them, but the output layer beside it needs the same tools: one width stands for it.
     shapes = [module.shape for module in model.modules() if isinstance(module, BertEncoder)]
     widths = {shape.width // shape.num_heads for shape in shapes} & {*TRITON_HEAD_WIDTHS}
@@ -138,6 +134,9 @@ def require_triton(device: torch.device, model: torch.nn.Module) -> None:
     dtype = dtype if dtype in HALF_PRECISION else torch.float16
     bias = torch.zeros(1, 127, device=device, requires_grad=True)
     with _explained("model.kernels=triton", COMPILERS["cuda"], "model.kernels=fast"):
+        attention = importlib.import_module(
+            "amos_fairseq.functional.cuda.attention"
+        )  # refuses a Triton that is too old
         for width in sorted(widths) or TRITON_HEAD_WIDTHS[:1]:
             heads = torch.randn(1, 64, 3, 1, width, device=device).to(dtype)
             attention.triton_attention(heads.requires_grad_(), bias, dropout=0.1).sum().backward()

@@ -30,12 +30,11 @@ def check_config(cfg: Any) -> None:
     names |= {"task": set(TASK_REGISTRY), "model": {*ARCH_MODEL_NAME_REGISTRY, *MODEL_REGISTRY}}
     for kind, known in names.items():
         name = name_of(cfg.get(kind))
-        if name is None:
-            raise UserError(f"no {kind} is named: set {kind}._name (by flag: --{'arch' if kind == 'model' else kind})")
         if str(name) not in known:
             similar = difflib.get_close_matches(str(name), sorted(known), n=3)
             hint = f"did you mean {' or '.join(similar)}" if similar else "is the package that registers it installed"
-            raise UserError(f"there is no {kind} '{name}' ({kind}._name): {hint}?")
+            flag = "arch" if kind == "model" else kind
+            raise UserError(f"there is no {kind} '{name}' ({kind}._name, by flag --{flag}): {hint}?")
     for kind in names:  # unknown settings, and values that the fields do not take
         fields = config_class(kind, name_of(cfg[kind]))
         if fields is not None and OmegaConf.is_dict(cfg[kind]):
@@ -64,28 +63,31 @@ def name_of(section: Any) -> str | None:
 
 def check_fit(cfg: Any) -> None:
     """Raise :class:`UserError` for a criterion of this package with a task or a model of it that it cannot train."""
-    task, arch, criterion = (name_of(cfg.get(kind)) for kind in ("task", "model", "criterion"))
+    if fitting := fitting_flags(*(name_of(cfg.get(kind)) for kind in ("task", "model", "criterion"))):
+        names = ", ".join(f"{kind} {name_of(cfg.get(kind))}" for kind in ("task", "model", "criterion"))
+        raise UserError(f"{names} do not fit each other: give {fitting}")
+
+
+def fitting_flags(task: str, arch: str, criterion: str) -> str | None:
+    """Return what to give instead of a criterion that cannot train this task and model; None if it can."""
     models, criterions, tasks = map(ours, (MODEL_REGISTRY, REGISTRIES["criterion"]["registry"], TASK_REGISTRY))
     model = ARCH_MODEL_NAME_REGISTRY.get(arch, arch)
     if criterion not in criterions:
         # A criterion of fairseq itself; one of another package may be written for our tasks.
         if task in tasks and REGISTRIES["criterion"]["registry"][criterion].__module__.startswith("fairseq."):
-            fitting = task if task in criterions else model if model in models else "amos"
-            raise UserError(
-                f"--criterion {criterion} (criterion._name) does not fit --task {task}: give --criterion {fitting}"
+            return (
+                f"--criterion {task if task in criterions else model if model in models else 'amos'} (criterion._name)"
             )
-        return
+        return None
     needed = criterion if criterion in tasks else "text_pretraining"
     # A user's own task may pretrain as well.
     if task != needed and not (criterion in models and hasattr(TASK_REGISTRY[task], "masked_share")):
-        raise UserError(f"--criterion {criterion} (criterion._name) needs --task {needed}, not {task}")
+        return f"--task {needed} (task._name)"
     is_stock = MODEL_REGISTRY[model].__module__.startswith("fairseq.") if model in MODEL_REGISTRY else False
     if criterion in models and (is_stock or (model in models and criterion != model)):
-        other = "" if is_stock else f"--criterion {model}, or "
-        raise UserError(
-            f"--criterion {criterion} (criterion._name) does not fit --arch {arch} (model._name): give {other}an "
-            f"architecture of {criterion} such as --arch {criterion}_base"
-        )
+        other = "" if is_stock else f"--criterion {model} (criterion._name), or "
+        return f"{other}an architecture of {criterion} such as --arch {criterion}_base (model._name)"
+    return None
 
 
 def ours(registry: Mapping[str, type]) -> set[str]:

@@ -25,24 +25,23 @@ class Phases(Hook):
             return
         phases = read_phases(cfg.task.phases, cfg.task.tokens_per_sample, cfg.task.mask_prob)
         longest, model_length = cfg.task.tokens_per_sample, OmegaConf.select(cfg, "model.max_positions")
-        if model_length is not None and model_length < longest:
-            raise UserError(
-                f"task.phases (--phases): the last phase has blocks of {longest} tokens, and the model --max-positions "
-                f"{model_length}: give the model as many"
-            )
-        if not (cfg.optimization.max_update or OmegaConf.select(cfg, "lr_scheduler.minutes")):
-            raise UserError("task.phases (--phases) are shares of --max-update or --minutes: give one")
         updates = cfg.optimization.max_update
         starts = [round(share * updates) for share in accumulate([0, *(phase.share for phase in phases[:-1])])]
-        if updates and len({*starts, updates}) <= len(phases):
-            raise UserError(
-                f"task.phases (--phases): a phase has no update of the {updates:,}: give it a larger share, or leave it out"
-            )
-        if "train" in cfg.dataset.valid_subset.split(","):
-            raise UserError(
-                "task.phases (--phases): the training text is cut as the phases go on, and cannot be validated on: leave train "
-                "out of --valid-subset"
-            )
+        problems = {
+            f"the last phase has blocks of {longest} tokens, and the model --max-positions {model_length}: give the model as "
+            "many": model_length is not None and model_length < longest,
+            "they are shares of --max-update or --minutes: give one": not (
+                updates or OmegaConf.select(cfg, "lr_scheduler.minutes")
+            ),
+            f"a phase has no update of the {updates:,}: give it a larger share, or leave it out": (
+                updates and len({*starts, updates}) <= len(phases)
+            ),
+            "the training text is cut as the phases go on, and cannot be validated on: leave train out of --valid-subset": (
+                "train" in cfg.dataset.valid_subset.split(",")
+            ),
+        }
+        for problem in (problem for problem, is_there in problems.items() if is_there):
+            raise UserError(f"task.phases (--phases): {problem}")
 
     def before_load(self, cfg: Any, trainer: Any) -> None:
         trainer.task.due_phase = lambda: due_phase(trainer)

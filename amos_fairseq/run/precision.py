@@ -80,20 +80,16 @@ def requested_precision(cfg: Any) -> tuple[str, str]:
 
     A flag of fairseq decides what ``task.precision=auto`` leaves open.
     """
-    if cfg.common.amp:
-        raise UserError("--amp (common.amp=true) is not supported: train in bf16, or in fp16 on a GPU without bfloat16")
-    flags = [name for name in FLAGS if getattr(cfg.common, name)]
     named = getattr(cfg.task, "precision", None)
-    if len(flags) > 1:
-        raise UserError(f"--{flags[0]} and --{flags[1]} exclude each other: choose one")
-    if flags and named is not None and str(named) not in ("auto", flags[0]):
+    settings = {f"--{flag}": flag for flag in FLAGS if getattr(cfg.common, flag)}
+    if named is not None and not (settings and str(named) == "auto"):
+        settings[f"task.precision={named}"] = str(named)
+    if cfg.common.amp or len(set(settings.values())) > 1:
+        names = " and ".join(["--amp"] * cfg.common.amp + list(settings))
         raise UserError(
-            f"task.precision={named} (--precision) and common.{flags[0]}=true (--{flags[0]}) contradict each other: leave one "
-            "of them out"
+            f"{names}: give one of --bf16 (common.bf16=true), --fp16, or task.precision (--precision) alone"
         )
-    if flags:
-        return flags[0], f"--{flags[0]}"
-    return ("float32", "") if named is None else (str(named), f"task.precision={named}")
+    return next(((name, setting) for setting, name in settings.items()), ("float32", ""))
 
 
 def check_settings(cfg: Any) -> None:
@@ -126,14 +122,12 @@ def set_precision(cfg: Any, on_gpu: bool, saved: Saved | None = None) -> str:
     return name
 
 
-def choose(
-    request: str, setting: str, device: Device, saved: Saved | None, instead: str | None = None
-) -> tuple[str, str]:
+def choose(request: str, setting: str, device: Device, saved: Saved | None) -> tuple[str, str]:
     """Return the precision of a run and the reason for it. All cases are decided here.
 
     Args:
         request: a value of ``task.precision``; ``setting`` is the setting that requests it, for messages.
-        saved: the run that is continued; ``instead``: the advice if the device cannot continue it.
+        saved: the run that is continued.
 
     Raises:
         UserError: the device cannot train in it, or not continue the run. A CPU trains in bf16 also without fast products.
@@ -142,20 +136,23 @@ def choose(
     if request == "auto":
         name = saved.precision if saved else "bf16" if device.supports_bf16 else "float32"
         reasons.append(f"auto: as in {saved.path}" if saved else f"auto: {device.reason}")
-    new_run = saved and f"start a new run from its weights (--finetune-from-model {saved.path}, another --save-dir)"
     if saved and WITH_STATE_OF[name] != WITH_STATE_OF[saved.precision]:
         raise UserError(
             f"{saved.path} was trained in {saved.precision} and has no state to continue in {name}: keep {saved.precision} "
-            f"(task.precision={saved.precision}), or {new_run}"
+            f"(task.precision={saved.precision}), or start a new run from its weights (--finetune-from-model {saved.path}, "
+            "another --save-dir)"
         )
     is_slow = name == "bf16" and not device.supports_bf16
     if (is_slow and device.on_gpu) or (name == "fp16" and not device.on_gpu):
         needs = f"needs bfloat16 products, and {device.reason}" if is_slow else "needs a GPU"
         other = "fp16" if device.on_gpu else "bf16"
-        if saved is None:
-            raise UserError(f"{setting} {needs}: train in {other} or float32")
-        advice = instead or f"give task.precision={other} to continue with its master weights"
-        raise UserError(f"{saved.path} was trained in {saved.precision}, and {name} {needs}: {advice}")
+        what = f"{saved.path} was trained in {saved.precision}, and {name}" if saved else setting
+        advice = (
+            f"give task.precision={other} to continue with its master weights"
+            if saved
+            else f"train in {other} or float32"
+        )
+        raise UserError(f"{what} {needs}: {advice}")
     if is_slow:
         reasons.append(f"slower than float32: {device.reason}")
     return name, ", ".join(reasons)

@@ -12,7 +12,6 @@ Stock fairseq makes these mistakes without a message; here they are prevented:
 """
 
 import functools
-import hashlib
 import logging
 import math
 import os
@@ -32,7 +31,7 @@ from amos_fairseq.compat.checkpoints import repair_last_checkpoint
 from amos_fairseq.compat.distribution import from_first_rank, raise_on_every_rank
 from amos_fairseq.compat.patching import running_scripts
 from amos_fairseq.errors import UserError, save_dir_not_writable
-from amos_fairseq.files import take_lock
+from amos_fairseq.files import file_sha256, take_lock
 from amos_fairseq.optim.warmup_stable_decay import schedule_of
 from amos_fairseq.run.hook import Hook
 
@@ -136,12 +135,11 @@ def separate_jobs(cfg: Any) -> None:
 
 def begins_branch(cfg: Any, decay_from: str) -> bool:
     """Return whether a branch begins from ``decay_from``; False if it has begun and continues from its own checkpoint."""
-    if cfg.restore_file != DEFAULT_FILE:
-        raise UserError(
-            "--restore-file and lr_scheduler.decay_from (--decay-from) exclude each other: leave out the former"
-        )
     last = os.path.join(cfg.save_dir, f"checkpoint_last{cfg.checkpoint_suffix}.pt")
-    if PathManager.isfile(last):
+    has_begun, problem = PathManager.isfile(last), None
+    if cfg.restore_file != DEFAULT_FILE:
+        problem = "--restore-file and lr_scheduler.decay_from (--decay-from) exclude each other: leave out the former"
+    elif has_begun:
         start, cfg_of_last = schedule_state(last).get("decay_start"), read_header(last).get("cfg")
         schedule = cfg_of_last.get("lr_scheduler") if isinstance(cfg_of_last, dict) else None
         # The file may have been deleted since, or be the last checkpoint of a run that goes on.
@@ -149,22 +147,22 @@ def begins_branch(cfg: Any, decay_from: str) -> bool:
             isinstance(schedule, dict) and schedule.get("decay_from") != decay_from and PathManager.isfile(decay_from)
         )
         if start is None or (is_other and start != num_updates_of(decay_from, read_header(decay_from))):
-            raise UserError(
-                f"{last} is of another run, not of the decay from {decay_from}: give another checkpoint.save_dir"
-            )
-        return False
-    if not PathManager.isfile(decay_from):
-        raise UserError(
-            f"lr_scheduler.decay_from (--decay-from) {decay_from} does not exist: give the path of a checkpoint"
+            problem = f"{last} is of another run, not of the decay from {decay_from}: give another checkpoint.save_dir"
+    elif not abs(share_of_peak(decay_from) - 1) <= 1e-6:  # also where it is not known (nan)
+        problem = (
+            f"{decay_from}: a decay begins in the constant part of a run, but the rate is {share_of_peak(decay_from):.3g} of "
+            "its peak there: give a checkpoint between warm-up and decay of a run with lr_scheduler.decay_share=0, or with "
+            "another one below 1"
         )
-    share = schedule_state(decay_from).get("share_of_peak")
-    if not isinstance(share, float) or abs(share - 1) > 1e-6:
-        where = f"is {share:.3g} of its peak there" if isinstance(share, float) else "is not known there"
-        raise UserError(
-            f"{decay_from}: a decay begins in the constant part of a run, but the rate {where}: give a checkpoint between "
-            "warm-up and decay of a run with lr_scheduler.decay_share=0, or with another one below 1"
-        )
-    return True
+    if problem:
+        raise UserError(problem)
+    return not has_begun
+
+
+def share_of_peak(path: str) -> float:
+    """Return the learning rate of a checkpoint as a share of its peak; nan if it is not known."""
+    share = schedule_state(path).get("share_of_peak")
+    return share if isinstance(share, float) else math.nan
 
 
 def schedule_state(path: str) -> dict[str, Any]:
@@ -175,31 +173,21 @@ def schedule_state(path: str) -> dict[str, Any]:
 
 
 def checkpoint_to_load(cfg: Any) -> str | None:
-    """Return the file that ``checkpoint_utils.load_checkpoint`` is going to load, or None."""
+    """Return the file that ``checkpoint_utils.load_checkpoint`` is going to load, or None. A missing one is refused when it is
+    read."""
     last = os.path.join(cfg.save_dir, f"checkpoint_last{cfg.checkpoint_suffix}.pt")
-    if cfg.restore_file != DEFAULT_FILE:
-        path = cfg.restore_file.replace(".pt", cfg.checkpoint_suffix + ".pt")
-        if not PathManager.isfile(path):
-            raise UserError(
-                f"--restore-file {path} does not exist: give the path of a checkpoint, or remove the flag to resume "
-                f"from {last}"
-            )
-        # A checkpoint in SAVE_DIR is an intended step back, once; one from elsewhere repeats the first start.
-        is_elsewhere = os.path.realpath(os.path.dirname(path)) != os.path.realpath(cfg.save_dir)
-        is_last = os.path.realpath(path) == os.path.realpath(last)
-        if PathManager.isfile(last) and not is_last and (is_elsewhere or restored_from(last) == cfg.restore_file):
-            raise UserError(
-                f"--restore-file {path} would start again and overwrite {last}: remove the flag and --reset-* to resume "
-                "that run, or give another --save-dir; --finetune-from-model starts from a checkpoint once and resumes later"
-            )
-        return path
-    if PathManager.isfile(last):
-        return last
-    if cfg.finetune_from_model is not None and not PathManager.isfile(cfg.finetune_from_model):
+    if cfg.restore_file == DEFAULT_FILE:
+        return last if PathManager.isfile(last) else cfg.finetune_from_model
+    path = cfg.restore_file.replace(".pt", cfg.checkpoint_suffix + ".pt")
+    # A checkpoint in SAVE_DIR is an intended step back, once; one from elsewhere repeats the first start.
+    is_elsewhere = os.path.realpath(os.path.dirname(path)) != os.path.realpath(cfg.save_dir)
+    is_last = os.path.realpath(path) == os.path.realpath(last)
+    if PathManager.isfile(last) and not is_last and (is_elsewhere or restored_from(last) == cfg.restore_file):
         raise UserError(
-            f"--finetune-from-model {cfg.finetune_from_model} does not exist: give the path of a checkpoint"
+            f"--restore-file {path} would start again and overwrite {last}: remove the flag and --reset-* to resume "
+            "that run, or give another --save-dir; --finetune-from-model starts from a checkpoint once and resumes later"
         )
-    return cfg.finetune_from_model
+    return path
 
 
 def restored_from(path: str) -> Any:
@@ -284,42 +272,43 @@ def check_fits(path: str, task: Any, model_cfg: Any, starts_anew: bool = False) 
     try:
         saved_state = task_state_of(path, header)
         heads = saved_state.pop(HEADS, {})
-        check_input_dictionary(saved_state, task)
         task.load_state_dict(saved_state)
-        saved, here = (state.get("generator_sha256") for state in (saved_state, task.state_dict()))
-        if saved != here and not starts_anew:
-            there, now = (f"sha256 {each[:12]}..." if each else "none" for each in (saved, here))
-            advice = "give that file, or begin with --finetune-from-model"
-            raise UserError(f"its --generator-checkpoint has other weights ({there}, here {now}): {advice}")
-        for name, here in task.state_dict().get(HEADS, {}).items():
-            there = heads.get(name, here)
-            if (there["kind"], there["labels"]) != (here["kind"], here["labels"]) and not starts_anew:
-                advice = "give its data, or begin with --finetune-from-model"
-                raise UserError(f"it was trained with other labels of {name}: {advice}")
     except UserError as error:
         raise UserError(f"{path} does not fit: {error}") from error
+    problems = [] if starts_anew else changed_parts(saved_state, heads, task.state_dict())
+    problems += other_input_dictionary(saved_state, task)
     cfg = header.get("cfg")
     saved = cfg.get("model") if isinstance(cfg, dict) else None
-    differences = []
     for name in scheme_settings(saved):
         here, there = getattr(model_cfg, name, None), saved[name]
         if here is not None and str(here) != str(there):
-            differences.append(f"--{name.replace('_', '-')} {there}, not {here}")
-    if differences:
-        raise UserError(f"{path} was trained with {' and '.join(differences)}: give the checkpoint's values")
+            problems.append(f"it was trained with --{name.replace('_', '-')} {there}, not {here}: give this value")
+    if problems:
+        raise UserError(f"{path} does not fit: {'; '.join(problems)}")
 
 
-def check_input_dictionary(task_state: dict[str, Any], task: Any) -> None:
-    """Check the dictionary of fairseq's ``sentence_prediction``, which compares none: token 17 could be another word."""
+def changed_parts(saved: dict[str, Any], heads: dict[str, Any], here: dict[str, Any]) -> list[str]:
+    """Return what a run cannot change when it continues: another frozen generator, other labels of a head."""
+    problems = []
+    if saved.get("generator_sha256") != here.get("generator_sha256"):
+        there, now = ((state.get("generator_sha256") or "none")[:12] for state in (saved, here))
+        problems.append(f"its --generator-checkpoint has other weights (sha256 {there}, here {now}): give that file")
+    for name, head in here.get(HEADS, {}).items():
+        there = heads.get(name, head)
+        if (there["kind"], there["labels"]) != (head["kind"], head["labels"]):
+            problems.append(f"it was trained with other labels of {name}: give its data")
+    return [f"{problem}, or begin with --finetune-from-model" for problem in problems]
+
+
+def other_input_dictionary(task_state: dict[str, Any], task: Any) -> list[str]:
+    """Compare the dictionary of fairseq's ``sentence_prediction``, which compares none: token 17 could be another word."""
     expected = task_state.get("dictionary_sha256")
     dictionary = Path(str(getattr(task.cfg, "data", "")), "input0", "dict.txt")
-    if expected is None or not dictionary.is_file():
-        return
-    if hashlib.sha256(dictionary.read_bytes()).hexdigest() != expected:
-        raise UserError(
-            f"{dictionary} is not the dictionary that it was trained with (sha256 {expected[:12]}... expected): binarize "
-            "the task with SAVE_DIR/tokenizer of that run"
-        )
+    if expected is None or not dictionary.is_file() or file_sha256(dictionary) == expected:
+        return []
+    return [
+        f"{dictionary} is not the dictionary that it was trained with: binarize the task with SAVE_DIR/tokenizer of that run"
+    ]
 
 
 def scheme_settings(model_cfg: Any) -> tuple[str, ...]:

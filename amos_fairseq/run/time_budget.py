@@ -157,31 +157,34 @@ class TimeBudget(Hook):
 def check(cfg: Any) -> None:
     """Refuse settings of the schedule that contradict each other."""
     schedule, optimization = cfg.lr_scheduler, cfg.optimization
-    if len(optimization.lr) != 1:
-        raise UserError(
-            f"optimization.lr (--lr) {list(optimization.lr)}: warmup_stable_decay has one peak, give one rate"
+    total, warmup = schedule.total_num_update, schedule.warmup_updates
+    if not schedule.minutes and 0 < total <= warmup:
+        logger.warning(
+            f"the learning rate reaches {total / warmup:.2g} of its peak and never falls: the warm-up has {warmup} of "
+            f"{total:g} updates; give a smaller lr_scheduler.warmup_updates (--warmup-updates)"
         )
-    if not schedule.minutes:
-        if schedule.total_num_update <= 0 and (schedule.decay_share or schedule.decay_from):
-            raise UserError(
-                "lr_scheduler.total_num_update (--total-num-update) is 0: give optimization.max_update (--max-update), or "
-                "lr_scheduler.minutes (--minutes)"
-            )
-        if 0 < schedule.total_num_update <= schedule.warmup_updates:
-            logger.warning(
-                f"the learning rate reaches {schedule.total_num_update / schedule.warmup_updates:.2g} of its peak and never "
-                f"falls: the warm-up has {schedule.warmup_updates} of {schedule.total_num_update:g} updates; give a smaller "
-                "lr_scheduler.warmup_updates (--warmup-updates)"
-            )
-        return
-    given = HydraConfig.get().overrides.task if HydraConfig.initialized() else []
-    overrides = [each.lstrip("+") for each in given]
+    decays = bool(schedule.decay_share or schedule.decay_from)
+    limits = other_limits(optimization)
+    problems = {
+        f"optimization.lr (--lr) {list(optimization.lr)}: warmup_stable_decay has one peak, give one rate": (
+            len(optimization.lr) != 1
+        ),
+        "lr_scheduler.total_num_update (--total-num-update) is 0: give optimization.max_update (--max-update), or "
+        "lr_scheduler.minutes (--minutes)": not schedule.minutes and total <= 0 and decays,
+        f"lr_scheduler.minutes (--minutes) ends the run: set it to 0, or leave out {', '.join(limits)}": (
+            schedule.minutes and limits
+        ),
+        "with lr_scheduler.minutes (--minutes), the share of the warm-up is warmup_updates / total_num_update, here "
+        f"{warmup} / {total:g}: give --total-num-update above --warmup-updates": schedule.minutes
+        and 0 < warmup >= total,
+    }
+    for problem in (problem for problem, is_there in problems.items() if is_there):
+        raise UserError(problem)
+
+
+def other_limits(optimization: Any) -> list[str]:
+    """Return the settings, beside a time, that would end a run."""
     limits = [name for name in ("max_update", "max_epoch", "stop_time_hours") if optimization[name]]
-    limits += [each for each in overrides if each.startswith("optimization.max_update=") and each[-2:] != "=0"]
-    if limits:
-        raise UserError(f"lr_scheduler.minutes (--minutes) ends the run: set it to 0, or leave out {limits[0]}")
-    if schedule.warmup_updates and schedule.warmup_updates >= schedule.total_num_update:
-        raise UserError(
-            f"with lr_scheduler.minutes (--minutes), the share of the warm-up is warmup_updates / total_num_update, here "
-            f"{schedule.warmup_updates} / {schedule.total_num_update:g}: give --total-num-update above --warmup-updates"
-        )
+    overrides = HydraConfig.get().overrides.task if HydraConfig.initialized() else []
+    typed = [override.lstrip("+") for override in overrides]
+    return limits + [each for each in typed if each.startswith("optimization.max_update=") and each[-2:] != "=0"]

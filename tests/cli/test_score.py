@@ -121,7 +121,7 @@ GOOD = '{"sentence_good": "the fox", "sentence_bad": "the dog"}'
         ("run text.txt --pairs p.jsonl", 2, "FILE"),
         ("run --pairs folder", 1, "folder: is not a file"),
         ("run --pairs cut.jsonl", 1, "cut.jsonl, line 2: is not JSON .*; give lines of JSON with"),
-        ("run --pairs number.jsonl", 1, "number.jsonl, line 1: 3 is not a string; give lines of JSON"),
+        ("run --pairs number.jsonl", 1, "number.jsonl, line 1: 3 is not a printable string .*; give lines of JSON"),
         ("run --pairs blank.jsonl", 1, "blank.jsonl, line 1: a sentence has no character that the tokenizer keeps"),
         ("run --pairs empty.jsonl", 1, "no pair of sentences of at most 150 tokens, .*: give lines of JSON"),
         ("run --pairs latin1.txt", 1, "latin1.txt, line 1: is not JSON"),

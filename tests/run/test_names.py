@@ -20,8 +20,12 @@ def named(**changes: Any) -> Any:
 @pytest.mark.parametrize(
     ("section", "name", "message"),
     [
-        ("task", "text_pretrainin", r"no task 'text_pretrainin' \(task\._name\): did you mean text_pretraining"),
-        ("optimizer", None, "no optimizer is named: set optimizer._name"),
+        (
+            "task",
+            "text_pretrainin",
+            r"no task 'text_pretrainin' \(task\._name, by flag --task\): did you mean text_pretraining",
+        ),
+        ("optimizer", None, "no optimizer 'None' .optimizer._name, by flag --optimizer"),
         ("lr_scheduler", "polynomial", "did you mean polynomial_decay"),
     ],
 )
@@ -51,15 +55,25 @@ OBJECTIVES = ("amos", "electra", "electric", "mlm", "teams")
 PAIRS = [
     # task, model, criterion -> what the line says; None: they fit
     *(("text_pretraining", model, name, None) for name in OBJECTIVES for model in (name, f"{name}_tiny")),
-    ("text_pretraining", "electra", "amos", r"--criterion amos .*--arch electra .*--arch amos_"),
-    ("squad", "electra_tiny", "amos", r"--criterion amos .*needs --task text_pretraining, not squad"),
-    ("text_pretraining", "electra_tiny", "squad", r"--criterion squad .*needs --task squad, not text_pretraining"),
-    ("text_pretraining", "roberta", "cross_entropy", r"fit --task text_pretraining: give --criterion amos$"),
+    ("text_pretraining", "electra", "amos", r"criterion amos .*give --criterion electra .*--arch amos_base"),
+    ("squad", "electra_tiny", "amos", r"criterion amos .*give --task text_pretraining"),
+    ("text_pretraining", "electra_tiny", "squad", r"criterion squad .*give --task squad"),
+    (
+        "text_pretraining",
+        "roberta",
+        "cross_entropy",
+        r"criterion cross_entropy .*give --criterion amos .criterion._name.$",
+    ),
     # Stock criterions and models, and fine-tuning of any architecture.
     ("squad", "teams_tiny", "squad", None),
     ("sentence_prediction", "mlm_tiny", "sentence_prediction", None),
     ("masked_lm", "roberta", "masked_lm", None),
-    ("text_pretraining", "roberta", "electra", r"--criterion electra .*not fit --arch roberta .*--arch electra_base"),
+    (
+        "text_pretraining",
+        "roberta",
+        "electra",
+        r"model roberta.*give an architecture of electra such as --arch electra_base",
+    ),
     ("text_pretraining", "a_users_own", "electra", None),
 ]
 

@@ -94,7 +94,7 @@ def test_a_broken_update_ends_with_one_line(binarized_corpus: Path, tmp_path: Pa
     ("flags", "line"),
     [
         ("--finetune-from-model OLD --encoder-embed-dim 16", "contains another model than the settings describe: "),
-        ("--restore-file gone.pt", "--restore-file gone.pt does not exist"),
+        ("--restore-file gone.pt", "gone.pt cannot be read (No such file or directory)"),
     ],
     ids=["size", "missing"],
 )
