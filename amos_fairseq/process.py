@@ -1,20 +1,195 @@
-"""Settings of a process (threads, memory), and the versions of its libraries.
+"""Processes: how Python starts, ends with its parent, waits and uses memory; the versions of its libraries.
+
+``python -m`` and ``python -c`` look for modules in the current folder first: a file ``yaml.py`` in the folder of a downloaded
+run would be executed. Here a command starts Python with this file as a script, which runs a module as ``-m`` does:
+
+    python process.py [--with-parent] MODULE ARGUMENTS
+
+The script needs only the standard library. ``PYTHONPATH`` has its usual effect; an empty entry in it is the current folder.
+Where several such processes need the same imports, each is a :class:`ForkedCommand`.
+
+Two settings make training on a CPU faster, and change no result; a user's own take precedence:
 
 * At the end of a parallel loop, GNU's OpenMP lets threads spin until all are done. On a busy machine they spin for as long as
   another program has the core: two threads of ``amos_tiny`` beside two busy programs trained 6,300 tokens/s, and 11,800 when
   they slept instead. On idle cores both trained 25,200.
 * glibc returns the freed memory of large tensors to the system, which then clears every page of the next ones.
-
-A user's own settings take precedence. Neither setting changes a result.
 """
 
+import atexit
+import contextlib
 import ctypes
+import io
+import logging
+import math
+import multiprocessing
 import os
 import platform
+import runpy
+import signal
+import subprocess
 import sys
-from importlib import metadata
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from multiprocessing.context import ForkServerProcess
 
-import amos_fairseq
+_PACKAGE_FOLDER = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+WITH_PARENT = "--with-parent"
+# The time that a training has to finish its update and to write a checkpoint after its parent was killed.
+SECONDS_TO_SAVE = 300.0
+
+
+def python_command(module: str, *options: str, with_parent: bool = False) -> list[str]:
+    """Return the start of the command line that runs ``module`` in a Python process; the arguments follow.
+
+    ``options`` are those of the interpreter. ``with_parent``: the process ends with its standard input, a pipe of its parent.
+    """
+    script = [sys.executable, *options, os.path.abspath(__file__)]
+    return [*script, *([WITH_PARENT] if with_parent else []), module]
+
+
+def leave_out_current_folder() -> None:
+    """Let Python processes that libraries start with ``-c`` or ``-m`` from this one import nothing from the current folder.
+
+    Python 3.10 does not read the variable: see docs/limits.md.
+    """
+    os.environ["PYTHONSAFEPATH"] = "1"
+
+
+def prepare_streams() -> None:
+    """Open the standard streams that the shell has closed (``>&-``), and let every character be printed.
+
+    A closed one becomes /dev/null: the next file that is opened would get its number and, with it, what is printed. A terminal
+    shows a question mark for a character that it lacks. What goes to a file or to another program is UTF-8.
+    """
+    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        if getattr(sys, name) is None:
+            opened = os.open(os.devnull, os.O_RDWR)
+            if opened != number:
+                os.dup2(opened, number)
+                os.close(opened)
+            os.set_inheritable(number, True)
+            setattr(sys, name, open(number, mode, encoding="utf-8", closefd=False))  # noqa: SIM115 - open until the end
+    if isinstance(sys.stdout, io.TextIOWrapper):  # not in a notebook
+        sys.stdout.reconfigure(errors="replace", encoding=None if sys.stdout.isatty() else "utf-8")
+
+
+def end_with_parent() -> None:
+    """End this process when the other end of its standard input is closed: the kernel does that even after SIGKILL.
+
+    SIGTERM lets a training save a checkpoint. /dev/null then replaces the standard input, so that child processes do not
+    inherit the pipe.
+    """
+    parent = os.dup(0)
+    empty = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(empty, 0)
+    os.close(empty)
+
+    def wait() -> None:
+        while os.read(parent, 1):
+            pass
+        _end_now()
+
+    threading.Thread(target=wait, daemon=True, name="parent").start()
+
+
+def _end_now() -> None:
+    with contextlib.suppress(OSError):  # a full disk, or a closed pipe
+        os.write(2, b"amos_fairseq: the command that started this process has ended: stopping\n")
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(SECONDS_TO_SAVE)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+class ForkedCommand(ForkServerProcess):
+    """A command of :func:`python_command` in a process that the server of :mod:`multiprocessing` forks.
+
+    It has what the server has imported (``multiprocessing.set_forkserver_preload``), and is otherwise as a new process would
+    be. The server is a new process, never a fork of this one, and starts with the first command. When this process ends, even
+    by SIGKILL, the command gets SIGTERM: a training saves a checkpoint. Thread-safe.
+
+    Args:
+        command: the module and its arguments.
+        variables: environment of the command.
+        output: a file to which its standard output is appended; ``errors``: one for its standard errors, if that is another.
+    """
+
+    _lock = threading.Lock()  # multiprocessing asks for all exit codes when it starts a process
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        variables: Mapping[str, str],
+        output: os.PathLike,
+        errors: os.PathLike | None = None,
+    ) -> None:
+        super().__init__(name="MainProcess")
+        self.command, self.variables, self.folder = list(command), dict(variables), os.getcwd()
+        self.outputs = [os.path.abspath(output), os.path.abspath(errors or output)]
+        with self._lock:
+            self.start()
+
+    def poll(self) -> int | None:
+        """Return the exit code, negative after a signal; None while the command runs."""
+        with self._lock:
+            if self.exitcode is not None:
+                self.join()  # multiprocessing forgets it; a command whose server was killed loses its parent, and ends
+            return self.exitcode
+
+    def wait(self, timeout: float = math.inf) -> int:
+        """Return the exit code; raise ``subprocess.TimeoutExpired`` after ``timeout`` seconds."""
+        end = time.monotonic() + timeout
+        while (code := self.poll()) is None:
+            if time.monotonic() > end:
+                raise subprocess.TimeoutExpired(self.command, timeout)
+            time.sleep(0.01)
+        return code
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def run(self) -> None:
+        """Be the command; multiprocessing calls this in the new process."""
+        self.prepare()
+        threading.Thread(target=self._end_with_parent, daemon=True, name="parent").start()
+        try:
+            runpy.run_module(self.command[0], run_name="__main__", alter_sys=True)
+        finally:
+            atexit._run_exitfuncs()  # multiprocessing ends a process without them
+
+    def prepare(self) -> None:
+        """Make this process what a new one would be."""
+        os.setsid()
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        multiprocessing.set_start_method(None, force=True)
+        logging.root.handlers.clear()  # a message during the imports has configured it
+        appended = [os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666) for path in self.outputs]
+        for number, file in enumerate([os.open(os.devnull, os.O_RDONLY), *appended]):
+            os.dup2(file, number)
+            os.close(file)
+        # The stream objects of the server were made for other files.
+        sys.stdout = open(1, "w", encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
+        sys.stderr = open(2, "w", 1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
+        os.environ.clear()
+        os.environ.update(self.variables)
+        server_folder = os.getcwd()
+        os.chdir(self.folder)
+        own_path = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+        others = [path for path in sys.path if path not in ("", server_folder, *own_path)]
+        package = [_PACKAGE_FOLDER] if _PACKAGE_FOLDER not in (*own_path, *others) else []
+        sys.path[:], sys.argv = [*own_path, *others, *package], self.command
+
+    @staticmethod
+    def _end_with_parent() -> None:
+        multiprocessing.parent_process().join()
+        _end_now()
+
 
 OPENMP_VARIABLES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
 MALLOC_VARIABLES = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_TOP_PAD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")
@@ -44,8 +219,12 @@ def keep_freed_memory() -> bool:
 
 def version_of(distribution: str) -> str:
     """Return the version of an installed distribution; "unknown" if it is on ``PYTHONPATH`` without metadata."""
+    from importlib import metadata
+
     if distribution == "amos_fairseq":  # often used from a checkout, without metadata
-        return amos_fairseq.__version__
+        from amos_fairseq import __version__
+
+        return __version__
     try:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:
@@ -54,4 +233,25 @@ def version_of(distribution: str) -> str:
 
 def describe_versions() -> str:
     libraries = ", ".join(f"{name} {version_of(name)}" for name in ("fairseq-fixed", "torch"))
-    return f"amos_fairseq {amos_fairseq.__version__} ({libraries}, Python {platform.python_version()})"
+    return f"amos_fairseq {version_of('amos_fairseq')} ({libraries}, Python {platform.python_version()})"
+
+
+def main() -> None:
+    """Run the module that the command line names as the main program of this process."""
+    if not getattr(sys.flags, "safe_path", False):  # new in Python 3.11
+        del sys.path[0]  # the folder of this file
+    if _PACKAGE_FOLDER not in sys.path:
+        sys.path.append(_PACKAGE_FOLDER)  # a checkout that is not installed; last, so that it hides no library
+    prepare_streams()
+    if sys.argv[1] == WITH_PARENT:
+        del sys.argv[1]
+        end_with_parent()
+    module = sys.argv.pop(1)
+    if module == "fairseq_cli.hydra_train":
+        # Tasks of fairseq configure logging when they are imported, unless it has a handler. Hydra then configures it.
+        logging.root.addHandler(logging.NullHandler())
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,12 +1,21 @@
-"""Waiting threads sleep and freed memory is kept, unless the user has set them."""
+"""No module of the current folder is imported, by any command or by a process that one starts; waiting threads sleep and freed
+memory is kept, unless the user has set them."""
 
+import ast
 import os
+import shlex
+import signal
+import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
-from tiny_runs import ROOT, run_process
+from tiny_runs import ROOT, environment, run_process
+from waiting import wait_until
 
-from amos_fairseq.process import MALLOC_VARIABLES, OPENMP_VARIABLES
+from amos_fairseq.cli.main import SUBCOMMANDS
+from amos_fairseq.process import MALLOC_VARIABLES, OPENMP_VARIABLES, python_command
 
 # Freed and allocated again, 64 MiB cost 16,384 page faults if glibc has returned them to the system.
 ASK_MALLOC = """
@@ -27,7 +36,7 @@ CALL = "from amos_fairseq.process import keep_freed_memory; print(keep_freed_mem
 UNSET = {name: value for name, value in os.environ.items() if name not in (*MALLOC_VARIABLES, *OPENMP_VARIABLES)}
 
 
-def run(code: str, **variables: str) -> list[str]:
+def run_code(code: str, **variables: str) -> list[str]:
     started = f"import amos_start\n{code}"
     result = run_process([sys.executable, "-c", started], env=UNSET | {"PYTHONPATH": str(ROOT)} | variables)
     assert result.returncode == 0, result.stderr
@@ -36,18 +45,18 @@ def run(code: str, **variables: str) -> list[str]:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="mallopt is glibc's")
 def test_freed_memory_is_kept():
-    (stock,) = run(ASK_MALLOC.format(call=""))
-    answer, kept = run(ASK_MALLOC.format(call=CALL))
+    (stock,) = run_code(ASK_MALLOC.format(call=""))
+    answer, kept = run_code(ASK_MALLOC.format(call=CALL))
     assert answer == "True"
     assert int(stock) > 16_000
     assert int(kept) < 100
-    assert run(CALL, MALLOC_TOP_PAD_="131072") == ["False"], "what a user sets is left alone"
+    assert run_code(CALL, MALLOC_TOP_PAD_="131072") == ["False"], "what a user sets is left alone"
 
 
 @pytest.mark.parametrize(("variables", "expected"), [({}, "passive"), ({"GOMP_SPINCOUNT": "100"}, "None")])
 def test_threads_wait_passively(variables: dict[str, str], expected: str):
     code = "import os; amos_start.start(); print(os.environ.get('OMP_WAIT_POLICY'))"
-    assert run(code, **variables) == [expected]
+    assert run_code(code, **variables) == [expected]
 
 
 ASK_IMPORT = """
@@ -71,3 +80,148 @@ def test_importing_the_plugin_changes_no_logger_and_starts_no_thread():
     result = run_process([sys.executable, "-c", ASK_IMPORT], env=UNSET | variables | {"PYTHONPATH": str(ROOT)})
     assert result.returncode == 0, result.stderr
     assert result.stdout.split() == ["True", "1", "False"]
+
+
+# Of the standard library, of what the package needs, and the package itself.
+PLANTED = ("json", "queue", "pickle", "multiprocessing", "yaml", "numpy", "torch", "fairseq", "hydra", "amos_fairseq")
+# As the console script, for all commands in one process: the imports take seconds. Processes are not started, but printed.
+CONSOLE_SCRIPT = """\
+import os, sys
+import amos_start
+class Started(BaseException): pass
+def start(program, command, variables):
+    print("started", command[1:3], variables["PYTHONSAFEPATH"])
+    raise Started
+os.execve = start
+for arguments in {commands!r}:
+    sys.argv = ["amos", *arguments]
+    try:
+        amos_start.main()
+    except Started:
+        pass
+    except SystemExit as ended:
+        assert ended.code == 1, arguments
+print(*(name for name in {planted!r} if name in sys.modules))
+"""
+# Each refuses its arguments after the imports.
+_COMMANDS = (
+    *("prepare text.txt --out out --vocab-size 1", "recipes amos_tiny --vocabulary-size 1", "export start.pt out"),
+    *("train amos_tiny task.data=.", "adapt absent text.txt --out out", "report absent"),
+    *("report start.pt", "import absent out.pt"),
+    *(f"{name} --checkpoint start.pt --data absent --out out" for name in ("glue", "squad", "tag", "probe")),
+    "classify --checkpoint start.pt --train absent.tsv --out out",
+    "parse --checkpoint start.pt --train absent --dev absent --out out",
+    *("score start.pt text.txt", "flops start.pt", "verify absent"),
+)
+COMMANDS = [command.split() for command in _COMMANDS]
+ASK = """\
+import importlib, multiprocessing, sys
+def tell(who):
+    {imports}
+    print(who, sys.argv[1:], flush=True)
+if __name__ == "__main__":
+    if "spawn" in sys.argv:
+        import amos_start
+        amos_start.start()
+        child = multiprocessing.get_context("spawn").Process(target=tell, args=("child",))
+        child.start()
+        child.join()
+    tell("parent")
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A current folder with modules that leave a file when they are imported."""
+    folder = tmp_path / "stranger"
+    folder.mkdir()
+    for name in PLANTED:
+        (folder / f"{name}.py").write_text(f"open({str(tmp_path / 'executed')!r}, 'a').write({name!r})\n")
+    return folder
+
+
+def run(command: list[str], folder: Path, *path: Path) -> str:
+    variables = environment({"PYTHONPATH": os.pathsep.join(map(str, [*path, ROOT]))})
+    result = run_process(command, folder, variables)
+    assert result.returncode == 0, result.stderr[-2000:]
+    assert not (folder.parent / "executed").exists()
+    return result.stdout
+
+
+@pytest.mark.slow
+def test_no_command_imports_modules_of_the_current_folder(folder: Path, tmp_path: Path) -> None:
+    assert {module.__name__.rpartition(".")[2].rstrip("_") for module in SUBCOMMANDS} == {name for name, *_ in COMMANDS}
+    for name in ("start.pt", "text.txt", "dict.txt"):
+        (folder / name).write_text("not a checkpoint\n")
+    script = tmp_path / "amos"
+    script.write_text(CONSOLE_SCRIPT.format(commands=COMMANDS, planted=PLANTED))
+    started, imported = run([sys.executable, str(script)], folder).splitlines()[-2:]
+    assert imported.split() == list(PLANTED), "the commands have imported them, from elsewhere"
+    assert started == f"started {python_command('fairseq_cli.hydra_train')[1:]} 1"
+
+
+NOT_ON_310 = pytest.mark.skipif(sys.version_info < (3, 11), reason="docs/limits.md")
+
+
+@pytest.mark.parametrize("how", ["", pytest.param("spawn", marks=NOT_ON_310)])
+def test_a_started_process_imports_from_the_users_path_only(how: str, folder: Path, tmp_path: Path) -> None:
+    """Also the processes of multiprocessing that it starts. With ``-m``, the modules of the folder are imported."""
+    own = tmp_path / "own"
+    own.mkdir()
+    (own / "ask.py").write_text(ASK.format(imports="import json, queue, pickle, multiprocessing, yaml"))
+    printed = run([*python_command("ask"), "a b", how], folder, own)
+    assert printed.splitlines() == [f"{who} {['a b', how]}" for who in (["child", "parent"] if how else ["parent"])]
+    with pytest.raises(AssertionError):
+        run([sys.executable, "-m", "ask", "a b", how], folder, own)
+
+
+@pytest.mark.parametrize(
+    ("starts", "variables"),
+    [("command", {"LC_ALL": "C", "PYTHONUTF8": "0"}), ("process", {"PYTHONIOENCODING": "ascii"})],
+)
+def test_every_character_can_be_printed(starts: str, variables: dict[str, str], tmp_path: Path) -> None:
+    """Tables contain a plus-minus sign. A surrogate stands for a byte of a path that is not UTF-8."""
+    prepare = "import amos_start; amos_start.start()" if starts == "command" else ""
+    (tmp_path / "table.py").write_text(f"{prepare}\nprint('88.9 \\xb1 0.1 \\udcff')\n")
+    command = [sys.executable, str(tmp_path / "table.py")] if starts == "command" else python_command("table")
+    variables = environment(variables | {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])})
+    with (tmp_path / "file").open("wb") as file:
+        subprocess.run(command, env=variables, stdout=file, check=True)
+    assert (tmp_path / "file").read_bytes() == "88.9 ± 0.1 ?\n".encode()
+    reader, terminal = os.openpty()
+    subprocess.run(command, env=variables, stdout=terminal, check=True)
+    assert os.read(reader, 100) == b"88.9 ? 0.1 ?\r\n"
+    os.close(reader)
+    os.close(terminal)
+
+
+@pytest.mark.parametrize("closed", ["stdout", "stderr"])
+def test_a_process_ends_with_its_parent_and_not_before(closed: str, tmp_path: Path) -> None:
+    """Where an output is closed, its number must not become the pipe's; where it is full, the message must not stop the end."""
+    (tmp_path / "wait.py").write_text("import time\nopen('started', 'w').close()\ntime.sleep(60)\n")
+    command = [*python_command("wait", with_parent=True)]
+    shell = f"exec {shlex.join(command)} {'>&-' if closed == 'stdout' else '2>/dev/full'}"
+    variables = environment({"PYTHONPATH": str(tmp_path)})
+    child = subprocess.Popen(shell, shell=True, cwd=tmp_path, stdin=subprocess.PIPE, env=variables)
+    wait_until((tmp_path / "started").exists)
+    time.sleep(0.3)
+    assert child.poll() is None
+    child.stdin.close()
+    assert child.wait(30) == -signal.SIGTERM
+
+
+def test_one_function_starts_python() -> None:
+    """Where no source of the package and of the examples passes ``-m`` or ``-c`` to Python."""
+    for path in (path for folder in ("amos_fairseq", "examples") for path in (ROOT / folder).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_bytes())):
+            words = node.elts if isinstance(node, ast.List) else node.args if isinstance(node, ast.Call) else ()
+            assert not [word for word in words if isinstance(word, ast.Constant) and word.value in ("-m", "-c")], path
+
+
+def test_the_process_that_forks_trainings_leaves_the_signals_of_a_group_to_the_command() -> None:
+    """From its first line on: the imports take seconds."""
+    code = "import signal, sys; from unittest.mock import Mock; sys.modules |= {'torch._dynamo': sys, 'amos_fairseq': Mock()}\n"
+    code += "import runpy; runpy.run_path(sys.argv[1]); print(*(int(signal.getsignal(number)) for number in (2, 15)))"
+    file = ROOT / "amos_fairseq" / "experiments" / "forked_training.py"
+    printed = run_process([sys.executable, "-c", code, file]).stdout
+    assert printed.split() == [str(int(signal.SIG_IGN))] * 2

@@ -9,7 +9,7 @@ from typing import Any
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import check_new_folder, json_text, write_text
 from amos_fairseq.recipes import RECIPES
-from amos_fairseq.recipes.known_settings import SETTING, check_keys, known_settings
+from amos_fairseq.recipes.overrides import SETTING, check_keys, known_settings
 from amos_fairseq.untrusted import read_json
 
 MLM, ELECTRA, AMOS = OBJECTIVES = ("mlm", "electra", "amos")

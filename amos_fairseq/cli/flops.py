@@ -29,7 +29,7 @@ def add_parser(subparsers: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     import_fairseq()
-    from amos_fairseq.flops.configuration import print_report, read_configuration, report_flops
+    from amos_fairseq.flops import print_report, read_configuration, report_flops
 
     cfg, vocabulary_size = read_configuration(arguments.config, arguments.overrides)
     if arguments.vocabulary_size is not None:

@@ -58,7 +58,7 @@ def costs_of_recipes(located: list[tuple[str, Path, str]], vocabulary_size: int 
         costs = packaged.get(name) if config_dir == RECIPES else None
         if costs is None:
             import_fairseq()
-            from amos_fairseq.flops.configuration import count_costs
+            from amos_fairseq.flops import count_costs
 
             costs = count_costs(name, config_dir, vocabulary_size)
         yield {"recipe": title} | costs

@@ -27,7 +27,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from amos_fairseq.compat.device_reads import true_norm
 from amos_fairseq.errors import UserError, report_user_errors
-from amos_fairseq.python_process import leave_out_current_folder
+from amos_fairseq.process import leave_out_current_folder
 
 Value = TypeVar("Value")
 

@@ -25,7 +25,7 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, open_dict, read_write
 
 from amos_fairseq.errors import UserError, report_user_errors, save_dir_not_writable
-from amos_fairseq.python_process import leave_out_current_folder
+from amos_fairseq.process import leave_out_current_folder
 
 PACKAGE = Path(__file__).parents[1]
 

@@ -32,7 +32,7 @@ from amos_fairseq.errors import INTERRUPTED, REQUEUE, UserError, explain_os_erro
 from amos_fairseq.experiments.benchmark import Benchmark, RunFailed, Stopped, TaskRun, counted
 from amos_fairseq.experiments.records import RunResult, best_run, in_order, package_versions, read_result, write_result
 from amos_fairseq.files import explain_write_errors, whole_file
-from amos_fairseq.python_process import SECONDS_TO_SAVE, ForkedCommand
+from amos_fairseq.process import SECONDS_TO_SAVE, ForkedCommand
 from amos_fairseq.recipes import PACKAGE
 from amos_fairseq.run.metrics_file import NewRecords
 from amos_fairseq.text.encoding import number_of_processes

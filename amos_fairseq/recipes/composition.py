@@ -16,7 +16,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.recipes import RECIPES, did_you_mean, search_path
-from amos_fairseq.recipes.known_settings import similar_settings
+from amos_fairseq.recipes.overrides import similar_settings
 from amos_fairseq.setting_checks import describe
 
 

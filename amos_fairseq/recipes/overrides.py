@@ -1,20 +1,145 @@
-"""Make ``KEY=VALUE`` of the command line what Hydra reads: paths are quoted, other mistakes are one line.
+"""``KEY=VALUE`` of the command line: settings that a recipe does not have are refused within a second, before fairseq is
+imported, and values become what Hydra reads.
 
 In Hydra's grammar ``#``, ``=``, quotes, brackets, commas, ``~`` and letters beyond ASCII are an error or have a meaning.
 """
 
+import ast
+import difflib
+import importlib.util
 import os
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
+import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.python_process import python_command
-from amos_fairseq.recipes import PACKAGE, find_recipe, quoted, search_path
-from amos_fairseq.recipes.known_settings import check_settings
+from amos_fairseq.files import CORPUS_FILE, DICTIONARY_FILE
+from amos_fairseq.process import python_command
+from amos_fairseq.recipes import PACKAGE, RECIPES, defaults_list, did_you_mean, find_recipe, quoted, search_path
+
+# The groups of fairseq, of which a recipe names one member in _name.
+GROUPS = ("bpe", "criterion", "lr_scheduler", "model", "optimizer", "scoring", "task", "tokenizer")
+# Others are Hydra's: +KEY, GROUP/NAME, options.
+SETTING = re.compile(r"(?P<key>[A-Za-z_][\w.]*)=(?P<value>.*)", re.DOTALL)
+_FLAG_OF_FAIRSEQ = re.compile(r"--(?P<name>[a-z0-9]+([-_][a-z0-9]+)*)(=.*)?")
+_HYDRA_FLAGS = {"help", "hydra-help", "version", "cfg", "resolve", "package", "run", "multirun", "shell-completion"}
+_HYDRA_FLAGS |= {"config-path", "config-name", "config-dir", "experimental-rerun", "info"}
+# What other trainers call settings of fairseq.
+ELSEWHERE = {
+    "learning_rate": "lr",
+    "max_steps": "max_update",
+    "warmup_steps": "warmup_updates",
+    "max_grad_norm": "clip_norm",
+}
+
+
+def check_settings(settings: Sequence[str], config_dir: Path, name: str) -> None:
+    """Refuse keys that the recipe does not have, flags of fairseq-train, and data that are not there."""
+    known = known_settings(config_dir, name)
+    given = {setting.lstrip("+").partition("=")[0] for setting in settings}
+    if known.get("task.data") == "???" and not given & {"task.data", "--cfg", "-c", "--info", "-i", "task"}:
+        raise UserError("task.data is missing: give task.data=DIR, the directory that amos prepare wrote")
+    for setting in settings:
+        flag = _FLAG_OF_FAIRSEQ.fullmatch(setting)
+        if flag is not None and flag["name"] not in _HYDRA_FLAGS:
+            similar = did_you_mean(similar_settings(flag["name"].replace("-", "_"), known))
+            raise UserError(f"{setting}: settings of amos train are KEY=VALUE{similar}")
+    check_keys(settings, known, name, config_dir)
+    if "task._name=text_pretraining" in (*settings, f"task._name={known.get('task._name')}"):
+        for setting in settings:
+            if setting.startswith("task.data="):
+                check_data(setting)
+
+
+def check_keys(settings: Sequence[str], known: Mapping[str, Any], name: str, config_dir: Path = RECIPES) -> None:
+    """Refuse ``KEY=VALUE`` with a key that is not ``known``, unless nothing is; ``name`` has the settings and their values."""
+    for setting in settings:
+        if (match := SETTING.fullmatch(setting)) is None:
+            continue
+        key, value = match["key"], match["value"]
+        if key in GROUPS:
+            if not (config_dir / key).is_dir():  # a group of Hydra beside the user's YAML
+                check_group(setting, key, value)
+        elif known and key not in known and not key.startswith("hydra."):
+            raise UserError(f"{setting}: {name} has no setting {key}{did_you_mean(similar_settings(key, known))}")
+        elif isinstance(known.get(key), list) and re.fullmatch(r"[\w.+-]+", value) and value.lower() != "null":
+            is_number = re.fullmatch(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", value, re.IGNORECASE)
+            example = f"[{value}]" if is_number or not known[key] else str(known[key]).replace(" ", "")
+            raise UserError(f"{setting}: the value is a list: write {key}={example}")
+
+
+def check_data(setting: str) -> None:
+    """Refuse folders without a corpus; values that Hydra changes are left to it."""
+    value, advice = setting.partition("=")[2], "give the directory that amos prepare wrote"
+    for folder in [] if re.search(r"""^["']|[$,]""", value) else value.split(":"):
+        path = Path(folder).expanduser()
+        if not path.is_dir():
+            raise UserError(f"{setting}: {folder} is not a directory: {advice}")
+        # A corpus of several shards has the first file in each of them, the second beside them.
+        if not ((path / DICTIONARY_FILE).is_file() or (path / CORPUS_FILE).is_file()):
+            raise UserError(f"{setting}: {folder} has neither {DICTIONARY_FILE} nor {CORPUS_FILE}: {advice}")
+
+
+def check_group(setting: str, key: str, value: str) -> None:
+    """Refuse a name, a number, true, false or null in place of a group, which Hydra does not find in the recipe."""
+    if re.fullmatch(r"[\w.+-]+", value):
+        raise UserError(f"{setting}: {key} is a group of settings: name one of them, as in {key}._name=VALUE")
+
+
+def similar_settings(key: str, known: Collection[str]) -> list[str]:
+    """Return settings of the same name in other sections; if there are none, of similar names."""
+    last = key.rpartition(".")[2]
+    last = ELSEWHERE.get(last, last)
+    elsewhere = sorted(setting for setting in known if setting.rpartition(".")[2] == last)
+    return elsewhere[:3] or difflib.get_close_matches(key, sorted(known), n=3, cutoff=0.75)
+
+
+def known_settings(config_dir: Path, name: str) -> dict[str, Any]:
+    """Return ``section.key`` of all settings of fairseq and of a recipe, with the recipe's values.
+
+    Empty if the recipe's files are merged in ways of their own.
+    """
+    known, waiting = {}, [config_dir / f"{name}.yaml"]
+    while waiting:
+        path = waiting.pop()
+        for entry in defaults_list(path):
+            if not isinstance(entry, str):
+                return {}
+            if entry == "_self_" or entry.startswith("/fairseq/defaults"):
+                continue
+            folders = [config_dir, RECIPES] if entry.startswith("/") else [path.parent, config_dir, RECIPES]
+            files = [folder / f"{entry.partition('@')[0].strip('/')}.yaml" for folder in folders]
+            found = next(filter(Path.is_file, files), None)
+            if found is None or found == path:
+                return {}
+            waiting.append(found)
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        for section, values in (content if isinstance(content, dict) else {}).items():
+            if isinstance(values, dict):
+                of_file = {f"{section}.{key}": value for key, value in values.items()}
+                known = of_file | known  # the recipe's own come first
+    return dict.fromkeys(fairseq_settings()) | known
+
+
+def fairseq_settings() -> Iterator[str]:
+    """Yield ``section.key`` of the sections of fairseq, read from its source."""
+    source = Path(importlib.util.find_spec("fairseq").origin).parent / "dataclass" / "configs.py"
+    classes = {node.name: node for node in ast.parse(source.read_text()).body if isinstance(node, ast.ClassDef)}
+
+    def fields(name: str) -> Iterator[tuple[str, str]]:
+        for node in classes[name].body if name in classes else ():
+            if isinstance(node, ast.AnnAssign):
+                yield node.target.id, ast.unparse(node.annotation)
+
+    for section, of_class in fields("FairseqConfig"):
+        yield from (f"{section}.{key}" for key, _ in fields(of_class))
+
 
 # Hydra warns of what fairseq does, in the name of these modules, before the plugin is imported: the filters of
 # compat/patching.py come too late.
@@ -43,7 +168,7 @@ def training_command(
 ) -> tuple[list[str], dict[str, str]]:
     """Return the command line of ``fairseq-hydra-train`` for a recipe and ``KEY=VALUE``, and its environment.
 
-    ``with_parent`` as in :func:`amos_fairseq.python_process.python_command`.
+    ``with_parent`` as in :func:`amos_fairseq.process.python_command`.
     """
     config_dir, name = find_recipe(recipe)
     check_settings(settings, config_dir, name)

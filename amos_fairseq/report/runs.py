@@ -14,7 +14,7 @@ from amos_fairseq.checkpoint_files import checkpoint_file, training_seconds_of
 from amos_fairseq.checkpoints.read import LoadedCheckpoint, read_state, restore_checkpoint
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import distinct_names
-from amos_fairseq.flops.configuration import checkpoint_configuration, missing_settings, training_flops
+from amos_fairseq.flops import checkpoint_configuration, missing_settings, training_flops
 from amos_fairseq.models.mlm import MlmModel
 from amos_fairseq.models.pretraining import PretrainingModel
 from amos_fairseq.output.terminal import say

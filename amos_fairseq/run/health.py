@@ -17,7 +17,7 @@ from amos_fairseq.errors import CollapsedError, DivergedError
 from amos_fairseq.functional.replaced_token_detection import EQUAL_LOGITS
 from amos_fairseq.optim.warmup_stable_decay import schedule_of
 from amos_fairseq.run.hook import Hook
-from amos_fairseq.run.metrics_log import numeric_stats
+from amos_fairseq.run.progress import numeric_stats
 from amos_fairseq.setting_checks import setting
 
 logger = logging.getLogger(__name__)

@@ -32,10 +32,9 @@ from amos_fairseq.run import mistakes, names, resume, signals, time_budget
 from amos_fairseq.run.health import Collapse, CollapseSettings, Divergence, DivergenceSettings, FiniteUpdates
 from amos_fairseq.run.hook import Hook
 from amos_fairseq.run.kernels import Determinism, Kernels, Memory
-from amos_fairseq.run.metrics_log import MetricsLog
 from amos_fairseq.run.phases import Phases
 from amos_fairseq.run.precision import Precision, PrecisionSettings
-from amos_fairseq.run.progress import Progress
+from amos_fairseq.run.progress import MetricsLog, Progress
 from amos_fairseq.run.resume import Resume
 from amos_fairseq.run.signals import SaveSettings, Signals
 from amos_fairseq.run.time_budget import TimeBudget

@@ -7,7 +7,7 @@ Each line is one JSON object::
 ``split`` is ``train`` (fairseq's ``train_inner``: the mean since the previous such line, every ``--log-interval``
 updates) or the name of a validation subset (``valid``). ``update`` counts optimizer steps, ``epoch`` counts passes over
 the training data. Every other value is a finite number, or null where the logged value was not finite, under the key
-that the console and TensorBoard use. :mod:`amos_fairseq.run.metrics_log` writes the file.
+that the console and TensorBoard use. :mod:`amos_fairseq.run.progress` writes the file.
 """
 
 import json

@@ -48,7 +48,7 @@ from training_step import (
 
 from amos_fairseq.errors import UserError, report_user_errors
 from amos_fairseq.files import write_text
-from amos_fairseq.flops.configuration import training_flops
+from amos_fairseq.flops import training_flops
 from amos_fairseq.models.configuration import PaddedVocabulary
 from amos_fairseq.process import version_of
 

@@ -27,5 +27,5 @@ prepare_environment
 
 # No messages of the profiler; no GPU.
 export KINETO_LOG_LEVEL=6 CUDA_VISIBLE_DEVICES="" OMP_NUM_THREADS=1
-exec python "$CHECKOUT/amos_fairseq/python_process.py" torch.distributed.run --standalone --local-addr 127.0.0.1 --nproc-per-node "${RANKS:-2}" "$HERE/rank_traces.py" "$CONFIG" \
+exec python "$CHECKOUT/amos_fairseq/process.py" torch.distributed.run --standalone --local-addr 127.0.0.1 --nproc-per-node "${RANKS:-2}" "$HERE/rank_traces.py" "$CONFIG" \
     --set dataset.batch_size=4 --out "$OUT" "$@"

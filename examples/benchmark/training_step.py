@@ -28,7 +28,7 @@ from amos_fairseq.compat.mixed_precision import master_weights
 from amos_fairseq.data.block_iterator import blocks_per_batch
 from amos_fairseq.data.masked_blocks import MaskedBlockDataset
 from amos_fairseq.errors import UserError
-from amos_fairseq.flops.configuration import build_task, read_configuration
+from amos_fairseq.flops import build_task, read_configuration
 from amos_fairseq.run.precision import FLAGS, set_precision
 from amos_fairseq.tasks.text_pretraining import TextPretrainingTask
 
@@ -72,7 +72,7 @@ def set_up(
     device: str | None = None,
     vocabulary_size: int | None = None,
 ) -> Setup:
-    """Read a configuration (:func:`~amos_fairseq.flops.configuration.read_configuration`) and adapt it to this machine.
+    """Read a configuration (:func:`~amos_fairseq.flops.read_configuration`) and adapt it to this machine.
 
     Args:
         precision: a key of :data:`DTYPES`; None takes the recipe's.

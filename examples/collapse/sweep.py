@@ -18,7 +18,7 @@ import yaml
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import write_text
-from amos_fairseq.python_process import python_command
+from amos_fairseq.process import python_command
 from amos_fairseq.run.metrics_file import read_records
 
 ROWS = Path(__file__).with_name("rows.yaml")

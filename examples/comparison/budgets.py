@@ -39,7 +39,7 @@ class Budget:
 
 def flops_per_update(cfg: DictConfig) -> float:
     """Count one update on the real model, criterion and batch; raise ``UserError`` if the cost changes between updates."""
-    from amos_fairseq.flops.configuration import training_flops
+    from amos_fairseq.flops import training_flops
 
     return float(training_flops(cfg, reference=True).per_update)
 

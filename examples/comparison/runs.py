@@ -22,7 +22,7 @@ from amos_fairseq.errors import INTERRUPTED, REQUEUE, UserError
 from amos_fairseq.experiments.benchmark import Stopped
 from amos_fairseq.experiments.records import RunResult, read_results
 from amos_fairseq.experiments.runner import PACKAGE, environment, train, training_seconds
-from amos_fairseq.python_process import python_command
+from amos_fairseq.process import python_command
 from amos_fairseq.recipes.composition import RECIPES
 from amos_fairseq.run.metrics_file import read_records
 

@@ -20,7 +20,7 @@ from omegaconf import OmegaConf
 CHECKOUT = Path(__file__).resolve().parents[2]
 RECIPES = CHECKOUT / "amos_fairseq" / "recipes"
 # Runs fairseq's script without importing modules of the current folder, as `-m` would.
-PROGRAM = [str(CHECKOUT / "amos_fairseq" / "python_process.py"), "fairseq_cli.hydra_train"]
+PROGRAM = [str(CHECKOUT / "amos_fairseq" / "process.py"), "fairseq_cli.hydra_train"]
 PORT = 29500
 
 

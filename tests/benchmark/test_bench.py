@@ -11,7 +11,7 @@ from failures import error_line
 from hugging_face_peers import comparable_setup
 from training_step import Setup, loaded_tokens_per_second, random_batches, random_blocks, set_up
 
-from amos_fairseq.flops.configuration import training_flops
+from amos_fairseq.flops import training_flops
 from amos_fairseq.recipes.composition import compose_recipe
 
 VOCABULARY = 600

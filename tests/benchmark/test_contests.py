@@ -5,7 +5,7 @@ from benchmark import bench
 from benchmark.gpu import contests
 from omegaconf import OmegaConf
 
-from amos_fairseq.flops.configuration import read_configuration
+from amos_fairseq.flops import read_configuration
 
 
 @pytest.mark.parametrize("case", contests.CASES["cuda"])

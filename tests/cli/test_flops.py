@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 from saved_models import write_save_dir
 
 from amos_fairseq.cli.main import main
-from amos_fairseq.flops.configuration import training_flops
+from amos_fairseq.flops import training_flops
 from amos_fairseq.recipes.composition import compose_recipe
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from amos_fairseq.cli.main import main
-from amos_fairseq.flops import configuration
-from amos_fairseq.flops.configuration import count_costs
+from amos_fairseq.flops import count_costs
+from amos_fairseq.hugging_face.imported import configuration
 from amos_fairseq.recipes import RECIPES, packaged_costs, packaged_recipes
 from amos_fairseq.recipes.composition import compose_recipe
 

@@ -8,7 +8,7 @@ from failures import error_line
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from amos_fairseq.cli.main import main
-from amos_fairseq.python_process import python_command
+from amos_fairseq.process import python_command
 from amos_fairseq.recipes import PACKAGE, RECIPES, quoted
 
 

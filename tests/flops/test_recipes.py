@@ -13,9 +13,7 @@ from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.flops import counting
-from amos_fairseq.flops.configuration import build_counted_update, report_flops, training_flops
-from amos_fairseq.flops.counting import count_matmuls
+from amos_fairseq.flops import build_counted_update, count_matmuls, counting, report_flops, training_flops
 from amos_fairseq.recipes.composition import compose_recipe
 
 META = torch.device("meta")

@@ -25,7 +25,7 @@ from tiny_runs import ROOT, environment  # not the plugin: the new process impor
 
 HELPERS = str(Path(__file__).parent)
 # The file alone: to import the package would be to import the plugin, also in the server.
-_file = spec_from_file_location("python_process", ROOT / "amos_fairseq" / "python_process.py")
+_file = spec_from_file_location("python_process", ROOT / "amos_fairseq" / "process.py")
 python_process = module_from_spec(_file)
 _file.loader.exec_module(python_process)
 

@@ -17,7 +17,7 @@ from amos_fairseq.checkpoints.read import LoadedCheckpoint, dictionary_of, load_
 from amos_fairseq.downstream.spans.task import SpanModel
 from amos_fairseq.downstream.words.model import WordModel
 from amos_fairseq.files import directory_sha256, file_sha256
-from amos_fairseq.flops.configuration import synthetic_dictionary
+from amos_fairseq.flops import synthetic_dictionary
 from amos_fairseq.models.amos import AmosConfig, AmosModel
 from amos_fairseq.models.configuration import EncoderConfig
 from amos_fairseq.models.electra import ElectraConfig, ElectraModel

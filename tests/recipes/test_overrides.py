@@ -1,13 +1,41 @@
-"""KEY=VALUE as ``amos train`` gives it to Hydra, read by Hydra's own parser."""
+"""Settings of recipes are those that Hydra composes; KEY=VALUE of ``amos train``, read by Hydra's own parser."""
 
 import os
 from pathlib import Path
 
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import OmegaConf
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.recipes.overrides import PATHS, for_hydra
+from amos_fairseq.recipes import RECIPES, packaged_recipes
+from amos_fairseq.recipes.composition import compose_with_hydra
+from amos_fairseq.recipes.overrides import PATHS, check_settings, for_hydra, known_settings
+
+OF_EACH_FORM = ["electra_modern_mini", "variants/electra_unigram", "variants/teams_extra_layer", "amos_tiny"]
+
+
+@pytest.mark.parametrize("name", OF_EACH_FORM)
+def test_known_settings_are_those_of_hydra(name: str) -> None:
+    composed = compose_with_hydra(name, with_hydra_settings=False)
+    expected = {
+        f"{section}.{key}" for section, values in composed.items() if OmegaConf.is_dict(values) for key in values
+    }
+    found = {setting for setting in known_settings(RECIPES, name) if not setting.startswith("hydra.")}
+    assert found == {setting for setting in expected if setting in found or not setting.endswith("._name")}
+
+
+def test_every_recipe_is_read() -> None:
+    assert all(known_settings(RECIPES, name)["task.data"] == "???" for name in packaged_recipes())
+
+
+def test_defaults_of_other_kinds_are_left_to_hydra(tmp_path: Path) -> None:
+    for name, defaults in {"group": "[{model: amos}]", "broken": "[/absent]", "itself": "[itself]"}.items():
+        (tmp_path / f"{name}.yaml").write_text(f"defaults: {defaults}\ntask:\n  data: ???\n")
+        assert known_settings(tmp_path, name) == {}
+    (tmp_path / "model").mkdir()
+    check_settings(["model=small", "task.data=absent"], tmp_path, "group")  # what fairseq's own task reads is not known
+
 
 # What Hydra would refuse, or read as something else: values of other types, lists, sweeps.
 UNUSUAL = ["a=b", "a#1", "ünï/中文", "it's", 'say "a"', "a,b", "[a]", "{a}", "a(b)", "glob(x)", " a ", "1e5", "true"]

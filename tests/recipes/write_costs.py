@@ -5,7 +5,7 @@ import io
 
 import amos_fairseq
 from amos_fairseq.files import write_text
-from amos_fairseq.flops.configuration import count_costs
+from amos_fairseq.flops import count_costs
 from amos_fairseq.recipes import COSTS, RECIPES, packaged_recipes
 
 COLUMNS = ("recipe", "layers", "width", "length", "vocabulary_size", "max_update", "tokens", "flops", "not_counted")

@@ -12,7 +12,7 @@ from typing import Any
 from fairseq import models
 from shell_scripts import run_script
 
-from amos_fairseq.flops.configuration import build_task
+from amos_fairseq.flops import build_task
 from amos_fairseq.recipes.composition import compose_recipe
 
 # More than a bucket of 1 MiB, the smallest that fairseq lets one ask for.

@@ -5,7 +5,7 @@ import json
 import torch
 from saved_models import CORPUS, add_settings, write_run
 
-from amos_fairseq.flops.configuration import read_configuration, training_flops
+from amos_fairseq.flops import read_configuration, training_flops
 from amos_fairseq.report.runs import hardware_of, read_runs
 
 

@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 from amos_fairseq.errors import UserError
 from amos_fairseq.run import hooks, names, resume, signals
 from amos_fairseq.run.hook import Hook
-from amos_fairseq.run.metrics_log import MetricsLog
+from amos_fairseq.run.progress import MetricsLog
 
 TRAINER = SimpleNamespace(cfg=SimpleNamespace(common=SimpleNamespace(amp=True)))
 MOMENTS = [name for name, _ in inspect.getmembers(Hook, inspect.isfunction) if not name.startswith("_")]

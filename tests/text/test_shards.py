@@ -10,7 +10,7 @@ from synthetic_corpus import DOCUMENTS, FLAGS, file_bytes, make_task, write_text
 
 from amos_fairseq.data.corpus import corpus_directories
 from amos_fairseq.errors import UserError
-from amos_fairseq.recipes.known_settings import check_data
+from amos_fairseq.recipes.overrides import check_data
 from amos_fairseq.text import prepare as text
 
 main = prepare("text")
