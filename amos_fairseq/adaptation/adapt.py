@@ -338,12 +338,17 @@ def read_start(source: str, folder: Path, objective: str, tokenizer: str = "") -
     """Return a checkpoint of this package; a folder of Hugging Face becomes one in ``folder``."""
     path = Path(source)
     is_folder = (find_encoder(path)[0] / CONFIG_FILE).is_file()
-    if tokenizer and not is_folder:
-        raise UserError(f"--tokenizer is for a folder of Hugging Face; {source} has its own: leave it out")
     file = import_model(path, folder, objective, tokenizer) if is_folder else checkpoint_file(path)
     state = read_state(file)
-    if is_fine_tuned(state["model"]):
-        raise UserError(f"{file} is fine-tuned on labels: give the pretrained model that it started from")
+    problem = (
+        "is fine-tuned on labels: give the pretrained model that it started from"
+        if is_fine_tuned(state["model"])
+        else ""
+    )
+    if tokenizer and not is_folder:
+        problem = "has its own tokenizer: leave out --tokenizer, which is for a folder of Hugging Face"
+    if problem:
+        raise UserError(f"{file} {problem}")
     model = OmegaConf.to_container(model_settings(file, state["cfg"]["model"]), enum_to_str=True)
     return Start(file.resolve(), model, newly_initialized(state))
 

@@ -68,15 +68,15 @@ def check_settings(settings: list[str], objective: str) -> None:
         known |= known_settings(RECIPES, f"{name}_base")
     check_keys(settings, known, f"--objective {objective}" if objective else "amos adapt")
     for setting in settings:
-        if SETTING.fullmatch(setting) is None:
-            raise UserError(f"--set {setting}: give KEY=VALUE, such as optimization.lr=[1e-4]")
+        problem = "give KEY=VALUE, such as optimization.lr=[1e-4]" if SETTING.fullmatch(setting) is None else ""
         if option := OPTIONS.get(setting.partition("=")[0]):
-            raise UserError(f"--set {setting}: give {option} instead")
+            problem = f"give {option} instead"
         try:
             OmegaConf.from_dotlist([setting])
         except (OmegaConfBaseException, YAMLError) as error:
-            reason = str(error).partition("\n")[0]
-            raise UserError(f"--set {setting}: the value cannot be read ({reason}): correct it, or quote it") from error
+            problem = f"the value cannot be read ({str(error).partition(chr(10))[0]}): correct it, or quote it"
+        if problem:
+            raise UserError(f"--set {setting}: {problem}")
 
 
 def has_begun(args: Adaptation, out: Path) -> bool:
@@ -88,12 +88,15 @@ def has_begun(args: Adaptation, out: Path) -> bool:
     there, here = read_json(out / RECORD, OTHER_OUT, optional=True), dataclasses.asdict(args)
     if there == here:
         return (out / RECIPE).is_file()  # the recipe is written last
+    problem = ""
     if there is None and out.exists() and any(out.iterdir()):
-        raise UserError(f"--out {out} is not empty and was not written by amos adapt: give another directory")
+        problem = "is not empty and was not written by amos adapt: give another directory"
     if there is not None and any(out.glob("*/checkpoint*.pt")):
         others = ", ".join(name for name in here if there.get(name) != here[name])
         advice = f"{OTHER_OUT}; {out / 'run'} as MODEL goes on from there"
-        raise UserError(f"{out} was trained by another command (different: {others}): {advice}")
+        problem = f"was trained by another command (different: {others}): {advice}"
+    if problem:
+        raise UserError(f"--out {out} {problem}")
     return False
 
 

@@ -13,7 +13,6 @@ the products of the same training are 1.55e18 here.
 
 import dataclasses
 import math
-import reprlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,7 +38,7 @@ from amos_fairseq.errors import UserError
 from amos_fairseq.output.tables import Table
 from amos_fairseq.recipes import DEFAULT_VOCABULARY, VOCABULARY_OF_WIDTH, Costs, find_recipe
 from amos_fairseq.recipes.composition import compose_recipe
-from amos_fairseq.setting_checks import check_ranges, config_class, model_settings
+from amos_fairseq.setting_checks import check_ranges, describe, model_settings
 from amos_fairseq.tasks.text_pretraining import TextPretrainingConfig, TextPretrainingTask
 from amos_fairseq.text import LARGEST_VOCABULARY, MASK_SYMBOL
 
@@ -129,6 +128,8 @@ def why_not_counted(cfg: DictConfig) -> str | None:
             "counts its optimization.max_update" if updates > 0 else "and optimization.max_update=N count N updates"
         )
         return f"trains for {minutes / 60:.2g} hours; lr_scheduler.minutes=0 {counted}"
+    if cfg.task._name != "text_pretraining":
+        return f"the task is {cfg.task._name}: FLOPs are counted for pretraining (text_pretraining)"
     if updates < 1:
         return f"optimization.max_update={updates} sets no end: give the number of planned updates"
     if OmegaConf.select(cfg, "task.phases"):
@@ -176,20 +177,10 @@ def read_configuration(source: str, overrides: Sequence[str] = ()) -> tuple[Dict
     path = Path(source)
     if path.suffix == ".pt" or path.is_dir():
         file = checkpoint_file(path)
-        cfg, vocabulary_size = checkpoint_configuration(file, read_state(file), overrides)
-        if missing := missing_settings(cfg):
-            raise UserError(
-                f"{file} does not contain the settings of a run ({missing[0]} is missing): give a checkpoint of pretraining"
-            )
-        return cfg, vocabulary_size
+        return checkpoint_configuration(file, read_state(file), overrides)
     config_dir, name = find_recipe(source)
     cfg = compose_recipe(name, overrides, config_dir)
     return cfg, DEFAULT_VOCABULARY if OmegaConf.is_missing(cfg.task, "data") else None
-
-
-def missing_settings(cfg: DictConfig) -> list[str]:
-    """Return the settings of :data:`OF_A_RUN` that the settings in a checkpoint lack."""
-    return [key for key in OF_A_RUN if OmegaConf.select(cfg, key) is None]
 
 
 def checkpoint_configuration(
@@ -198,8 +189,6 @@ def checkpoint_configuration(
     """Return the settings of a run, with defaults for newer settings, and the vocabulary size of its token embeddings."""
     settings = dict(state["cfg"])
     settings["model"] = model_settings(file, settings["model"])
-    if missing := missing_part(settings, state["model"]):
-        raise UserError(f"{file} has no {missing}: give a checkpoint of pretraining as fairseq-train saved it")
     try:
         cfg = OmegaConf.create(settings)
         add_defaults(cfg)  # and types, but not for fairseq's own groups
@@ -210,24 +199,22 @@ def checkpoint_configuration(
                 cfg[field.name] = OmegaConf.merge(schema, cfg[field.name])
         OmegaConf.set_struct(cfg, True)
         cfg.merge_with_dotlist(list(overrides))
+        missing = [key for key in OF_A_RUN if OmegaConf.select(cfg, key) is None]
+        missing += ["embed_tokens.weight"] * ("embed_tokens.weight" not in state["model"])
     except OmegaConfBaseException as error:
-        reason = f"{error.full_key}: {str(error).splitlines()[0]}"
-        raise UserError(f"{file}: {reason}; its settings can be changed with --set KEY=VALUE") from error
+        missing = [describe(error)]
+    except (
+        AttributeError,
+        KeyError,
+        TypeError,
+        ValueError,
+    ) as error:  # a section of another type, an unknown criterion
+        missing = [f"{type(error).__name__} {error}"]
+    if missing:
+        raise UserError(
+            f"{file} cannot be counted ({missing[0]:.200}): give a checkpoint of pretraining, --set changes its settings"
+        )
     return cfg, state["model"]["embed_tokens.weight"].size(0)
-
-
-def missing_part(settings: dict[str, Any], weights: dict[str, Any]) -> str | None:
-    """Return what the content of a checkpoint lacks to be counted; None if it lacks nothing."""
-    if "embed_tokens.weight" not in weights:
-        return "token embeddings"
-    groups = sorted(field.name for field in dataclasses.fields(FairseqConfig) if dataclasses.is_dataclass(field.type))
-    if wrong := next((name for name in groups if not isinstance(settings.get(name, {}), dict)), None):
-        return f"settings in cfg.{wrong}"
-    section = settings.get("criterion")
-    criterion = section.get("_name") if isinstance(section, dict) else section
-    if criterion is not None and config_class("criterion", criterion) is None:
-        return f"criterion that is known, but {reprlib.repr(criterion)}"
-    return None
 
 
 def build_counted_update(cfg: DictConfig, vocabulary_size: int | None = None, reference: bool = False) -> CountedUpdate:
@@ -238,8 +225,6 @@ def build_counted_update(cfg: DictConfig, vocabulary_size: int | None = None, re
         vocabulary_size: number of dictionary entries, special symbols and ``<mask>`` included; None reads the dictionary of
             ``task.data``.
     """
-    if cfg.task._name != "text_pretraining":
-        raise UserError(f"the task is {cfg.task._name}: FLOPs are counted for pretraining (text_pretraining)")
     return build_update(cfg, build_task(cfg.task, vocabulary_size), reference)
 
 

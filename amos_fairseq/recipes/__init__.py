@@ -41,10 +41,8 @@ def find_recipe(source: str) -> tuple[Path, str]:
                 f"there is no recipe {source}: name one that amos recipes lists, or the path of a YAML file{similar}"
             )
         return RECIPES, source
-    if not path.is_file():
-        raise UserError(f"{source} is missing: give the path of a recipe, or a name that amos recipes lists")
-    if path.suffix != ".yaml":
-        raise UserError(f"{source}: Hydra reads *.yaml only, rename the file")
+    if path.suffix != ".yaml" or not path.is_file():  # Hydra reads no other ending
+        raise UserError(f"{source} is no file *.yaml: give the path of a recipe, or a name that amos recipes lists")
     if path.resolve().is_relative_to(RECIPES):
         path, folder = path.resolve(), RECIPES
     else:

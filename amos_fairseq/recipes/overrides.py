@@ -10,7 +10,7 @@ import importlib.util
 import os
 import re
 import shlex
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,6 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.files import CORPUS_FILE, DICTIONARY_FILE
 from amos_fairseq.process import python_command
 from amos_fairseq.recipes import PACKAGE, RECIPES, defaults_list, did_you_mean, find_recipe, quoted, search_path
 
@@ -27,9 +26,6 @@ from amos_fairseq.recipes import PACKAGE, RECIPES, defaults_list, did_you_mean, 
 GROUPS = ("bpe", "criterion", "lr_scheduler", "model", "optimizer", "scoring", "task", "tokenizer")
 # Others are Hydra's: +KEY, GROUP/NAME, options.
 SETTING = re.compile(r"(?P<key>[A-Za-z_][\w.]*)=(?P<value>.*)", re.DOTALL)
-_FLAG_OF_FAIRSEQ = re.compile(r"--(?P<name>[a-z0-9]+([-_][a-z0-9]+)*)(=.*)?")
-_HYDRA_FLAGS = {"help", "hydra-help", "version", "cfg", "resolve", "package", "run", "multirun", "shell-completion"}
-_HYDRA_FLAGS |= {"config-path", "config-name", "config-dir", "experimental-rerun", "info"}
 # What other trainers call settings of fairseq.
 ELSEWHERE = {
     "learning_rate": "lr",
@@ -40,56 +36,20 @@ ELSEWHERE = {
 
 
 def check_settings(settings: Sequence[str], config_dir: Path, name: str) -> None:
-    """Refuse keys that the recipe does not have, flags of fairseq-train, and data that are not there."""
+    """Refuse keys that the recipe does not have, and a run without data."""
     known = known_settings(config_dir, name)
     given = {setting.lstrip("+").partition("=")[0] for setting in settings}
     if known.get("task.data") == "???" and not given & {"task.data", "--cfg", "-c", "--info", "-i", "task"}:
         raise UserError("task.data is missing: give task.data=DIR, the directory that amos prepare wrote")
-    for setting in settings:
-        flag = _FLAG_OF_FAIRSEQ.fullmatch(setting)
-        if flag is not None and flag["name"] not in _HYDRA_FLAGS:
-            similar = did_you_mean(similar_settings(flag["name"].replace("-", "_"), known))
-            raise UserError(f"{setting}: settings of amos train are KEY=VALUE{similar}")
-    check_keys(settings, known, name, config_dir)
-    if "task._name=text_pretraining" in (*settings, f"task._name={known.get('task._name')}"):
-        for setting in settings:
-            if setting.startswith("task.data="):
-                check_data(setting)
+    check_keys(settings, known, name)
 
 
-def check_keys(settings: Sequence[str], known: Mapping[str, Any], name: str, config_dir: Path = RECIPES) -> None:
-    """Refuse ``KEY=VALUE`` with a key that is not ``known``, unless nothing is; ``name`` has the settings and their values."""
-    for setting in settings:
-        if (match := SETTING.fullmatch(setting)) is None:
-            continue
-        key, value = match["key"], match["value"]
-        if key in GROUPS:
-            if not (config_dir / key).is_dir():  # a group of Hydra beside the user's YAML
-                check_group(setting, key, value)
-        elif known and key not in known and not key.startswith("hydra."):
-            raise UserError(f"{setting}: {name} has no setting {key}{did_you_mean(similar_settings(key, known))}")
-        elif isinstance(known.get(key), list) and re.fullmatch(r"[\w.+-]+", value) and value.lower() != "null":
-            is_number = re.fullmatch(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", value, re.IGNORECASE)
-            example = f"[{value}]" if is_number or not known[key] else str(known[key]).replace(" ", "")
-            raise UserError(f"{setting}: the value is a list: write {key}={example}")
-
-
-def check_data(setting: str) -> None:
-    """Refuse folders without a corpus; values that Hydra changes are left to it."""
-    value, advice = setting.partition("=")[2], "give the directory that amos prepare wrote"
-    for folder in [] if re.search(r"""^["']|[$,]""", value) else value.split(":"):
-        path = Path(folder).expanduser()
-        if not path.is_dir():
-            raise UserError(f"{setting}: {folder} is not a directory: {advice}")
-        # A corpus of several shards has the first file in each of them, the second beside them.
-        if not ((path / DICTIONARY_FILE).is_file() or (path / CORPUS_FILE).is_file()):
-            raise UserError(f"{setting}: {folder} has neither {DICTIONARY_FILE} nor {CORPUS_FILE}: {advice}")
-
-
-def check_group(setting: str, key: str, value: str) -> None:
-    """Refuse a name, a number, true, false or null in place of a group, which Hydra does not find in the recipe."""
-    if re.fullmatch(r"[\w.+-]+", value):
-        raise UserError(f"{setting}: {key} is a group of settings: name one of them, as in {key}._name=VALUE")
+def check_keys(settings: Sequence[str], known: Collection[str], name: str) -> None:
+    """Refuse ``KEY=VALUE`` with a key that is not ``known``, unless nothing is; ``name`` is that of the recipe."""
+    for match in filter(None, map(SETTING.fullmatch, settings)):
+        key = match["key"]
+        if known and key not in (*known, *GROUPS) and not key.startswith("hydra."):
+            raise UserError(f"{match[0]}: {name} has no setting {key}{did_you_mean(similar_settings(key, known))}")
 
 
 def similar_settings(key: str, known: Collection[str]) -> list[str]:

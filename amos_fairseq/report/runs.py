@@ -14,7 +14,7 @@ from amos_fairseq.checkpoint_files import checkpoint_file, training_seconds_of
 from amos_fairseq.checkpoints.read import LoadedCheckpoint, read_state, restore_checkpoint
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import distinct_names
-from amos_fairseq.flops import checkpoint_configuration, missing_settings, training_flops
+from amos_fairseq.flops import checkpoint_configuration, training_flops
 from amos_fairseq.models.mlm import MlmModel
 from amos_fairseq.models.pretraining import PretrainingModel
 from amos_fairseq.output.terminal import say
@@ -126,10 +126,9 @@ def add_checkpoint(run: Run, text: str | None, sentences: Sequence[str], device:
         run.notes.append(f"{run.name} is fine-tuned: its curves are shown, and of its OUT the scores")
         return
     run.checkpoint_updates = loaded.num_updates
-    cfg, vocabulary_size = checkpoint_configuration(file, state)
+    with contextlib.suppress(UserError):  # imported weights have no settings of a run
+        add_cost(run, *checkpoint_configuration(file, state))
     del state  # with the state of the optimizer
-    if not missing_settings(cfg):
-        add_cost(run, cfg, vocabulary_size)
     with noted_errors(run):
         run.setup = setup_of(loaded)
         run.inspections = [inspect_text(loaded, one, SEED) for one in sentences or [text_of_corpus(loaded)]]

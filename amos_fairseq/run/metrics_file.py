@@ -12,30 +12,15 @@ that the console and TensorBoard use. :mod:`amos_fairseq.run.progress` writes th
 
 import json
 from pathlib import Path
-from typing import Any, NamedTuple
-
-from amos_fairseq.untrusted import read_bytes
+from typing import Any
 
 FILE_NAME = "metrics.jsonl"
 
 
-class Line(NamedTuple):
-    """A line of the file without its newline, with its number, from 1; ``record`` is None where it is no whole record."""
-
-    number: int
-    text: bytes
-    record: dict[str, Any] | None
-
-
-def parse_lines(content: bytes) -> list[Line]:
-    """Parse the content of the file, or of its last part."""
-    return [Line(number, text, _parse_record(text)) for number, text in enumerate(content.splitlines(), start=1)]
-
-
-def _parse_record(text: bytes) -> dict[str, Any] | None:
-    """Return the record of a line, or None where the line is cut short or is not a record."""
+def parse_record(line: bytes) -> dict[str, Any] | None:
+    """Return the record of a line; None where the line is cut short or is not a record."""
     try:
-        record = json.loads(text)
+        record = json.loads(line)
     except ValueError:
         return None
     return record if isinstance(record, dict) and {"update", "split"} <= record.keys() else None
@@ -44,10 +29,8 @@ def _parse_record(text: bytes) -> dict[str, Any] | None:
 def read_records(save_dir: Path) -> list[dict[str, Any]]:
     """Return all whole records of the run in ``save_dir`` in order; none before the first is written."""
     path = save_dir / FILE_NAME
-    if not path.exists():
-        return []
-    lines = parse_lines(read_bytes(path, "remove it, or copy the run again"))
-    return [line.record for line in lines if line.record is not None]
+    records = map(parse_record, path.read_bytes().splitlines() if path.exists() else [])
+    return [record for record in records if record is not None]
 
 
 class NewRecords:

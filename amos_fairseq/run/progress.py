@@ -27,7 +27,7 @@ from amos_fairseq.compat.distribution import from_first_rank
 from amos_fairseq.files import explain_write_errors, whole_file
 from amos_fairseq.optim.warmup_stable_decay import WarmupStableDecay, schedule_of
 from amos_fairseq.run.hook import Hook
-from amos_fairseq.run.metrics_file import FILE_NAME, parse_lines
+from amos_fairseq.run.metrics_file import FILE_NAME, parse_record
 
 logger = logging.getLogger(__name__)
 
@@ -290,11 +290,12 @@ def cut_back(save_dir: str, update: int) -> None:
     with _explained(path):
         with open(path, "rb") as file:
             content = file.read()
-        lines = parse_lines(content)
-        for line in lines:
-            if line.record is None:
-                logger.warning("%s: line %d is broken and is dropped", path, line.number)
-        remaining = b"".join(line.text + b"\n" for line in lines if line.record and line.record["update"] <= update)
+        lines = content.splitlines()
+        records = list(map(parse_record, lines))
+        if num_broken := records.count(None):
+            logger.warning("%s: %d broken lines are dropped", path, num_broken)
+        kept = [line for line, record in zip(lines, records, strict=True) if record and record["update"] <= update]
+        remaining = b"".join(line + b"\n" for line in kept)
         if remaining != content:
             logger.info("%s: cut back to update %d", path, update)
             with whole_file(path) as unfinished, open(unfinished, "wb") as file:

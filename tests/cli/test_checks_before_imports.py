@@ -49,7 +49,6 @@ MISTAKES = {
     "score start.pt absent": ABSENT,
     "report folder --text absent": "absent is missing: give a text in UTF-8",
     "report folder absent": ABSENT,
-    "train mlm_mini task.data=folder": "folder has neither dict.txt nor corpus.json: give the directory",
 }
 
 

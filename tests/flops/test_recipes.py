@@ -12,8 +12,9 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
+from amos_fairseq import flops as counting
 from amos_fairseq.errors import UserError
-from amos_fairseq.flops import build_counted_update, count_matmuls, counting, report_flops, training_flops
+from amos_fairseq.flops import build_counted_update, count_matmuls, report_flops, training_flops
 from amos_fairseq.recipes.composition import compose_recipe
 
 META = torch.device("meta")
