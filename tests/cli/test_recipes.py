@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from amos_fairseq import flops
 from amos_fairseq.cli.main import main
 from amos_fairseq.flops import count_costs
-from amos_fairseq.hugging_face.imported import configuration
 from amos_fairseq.recipes import RECIPES, packaged_costs, packaged_recipes
 from amos_fairseq.recipes.composition import compose_recipe
 
@@ -54,7 +54,7 @@ def test_recipes_of_the_user_are_counted(capsys: pytest.CaptureFixture, tmp_path
 
 def test_the_table_is_printed_without_counting(capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     """All numbers are below the ends of their names."""
-    monkeypatch.setattr(configuration, "count_costs", None)
+    monkeypatch.setattr(flops, "count_costs", None)
     main(["recipes", "--variants"])
     head, *rows = capsys.readouterr().out.splitlines()[1:]
     assert sorted(row.split()[0] for row in rows) == sorted(packaged_costs())

@@ -70,7 +70,7 @@ def test_paths_are_quoted_for_hydra(path: str) -> None:
     ("recipe", "message"),
     [
         ("amos_bas", "amos_bas: name one that amos recipes lists, or the path of a YAML file; did you mean amos_base"),
-        ("absent.yaml", "absent.yaml is missing"),
+        ("absent.yaml", "absent.yaml is no file *.yaml"),
         ("old.yml", "old.yml is no file *.yaml"),
         ("broken.yaml", "broken.yaml is not YAML"),
     ],
