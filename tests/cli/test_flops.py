@@ -54,7 +54,7 @@ def test_run_is_counted_with_its_own_settings_and_vocabulary(capsys: pytest.Capt
         (["mlm_tiny", "--length", "65"], "--length 65: the model takes 1 to 64 tokens"),
         (["mlm_tiny", "--vocabulary-size", "5"], "give from 6 to"),
         (["mlm_tiny", "--set", "optimization.max_update=0"], "sets no end"),
-        (["mlm_tiny", "--set", "dataset.batch_size=null"], "no room for one block"),
+        (["mlm_tiny", "--set", "dataset.batch_size=null"], "has no room for a sequence"),
         (["mlm_tiny", "--set", "model.encoder_attention_heads=3"], "multiple of the number of attention heads"),
     ],
 )
