@@ -153,11 +153,11 @@ def test_a_run_is_read_without_the_file_of_its_generator(objective: str, tmp_pat
         assert loaded.model.mixture.v.equal(state["model"]["mixture.v"])
     features = amos_fairseq.load(run)("the quick dog").states
 
+    with pytest.raises(UserError, match=r"was not trained together with its generator, which is .*checkpoint_last.pt"):
+        export(run, tmp_path / "other", choice=Choice(part="generator"))
     file.rename(tmp_path / "moved.pt")
     assert amos_fairseq.load(run)("the quick dog").states.equal(features)
     export(run, tmp_path / "exported")
-    with pytest.raises(UserError, match=r"was not trained together with its generator, which is .*checkpoint_last.pt"):
-        export(run, tmp_path / "other", choice=Choice(part="generator"))
     settings = model_settings(run, state["cfg"]["model"])
     task = SimpleNamespace(source_dictionary=dictionary_of(small_tokenizer()))
     fine_tuned = type(loaded.model).build_model(settings, task)

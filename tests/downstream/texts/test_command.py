@@ -13,7 +13,6 @@ from amos_fairseq.checkpoints.read import load_checkpoint, read_state
 from amos_fairseq.downstream.model import TEXT_HEAD
 from amos_fairseq.downstream.prediction import batches
 from amos_fairseq.downstream.texts.command import read_text_data
-from amos_fairseq.errors import UserError
 from amos_fairseq.experiments.benchmark import Stopped
 from amos_fairseq.experiments.records import best_run, read_result, read_results
 
@@ -116,8 +115,6 @@ def test_small_tasks_start_from_the_best_mnli_run(start, tmp_path, fake_training
     assert fake_training.flag(fake_training.commands[-1], "--finetune-from-model") == mnli
     glue(out, "RTE")
     assert fake_training.flag(fake_training.commands[-1], "--finetune-from-model") == original
-    with pytest.raises(UserError, match="RTE with --layers 1 cannot start from MNLI with --layers last: give both"):
-        glue(tmp_path / "shorter", "RTE", intermediate=out, layers="1")
 
 
 def test_hash_of_the_data_changes_with_training_and_dev_data_only(data, tmp_path):
