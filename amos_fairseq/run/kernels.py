@@ -134,7 +134,9 @@ def require_triton(device: torch.device, model: torch.nn.Module) -> None:
     dtype = dtype if dtype in HALF_PRECISION else torch.float16
     bias = torch.zeros(1, 127, device=device, requires_grad=True)
     with _explained("model.kernels=triton", COMPILERS["cuda"], "model.kernels=fast"):
-        attention = importlib.import_module("amos_fairseq.functional.cuda.attention")  # refuses a Triton that is too old
+        attention = importlib.import_module(
+            "amos_fairseq.functional.cuda.attention"
+        )  # refuses a Triton that is too old
         for width in sorted(widths) or TRITON_HEAD_WIDTHS[:1]:
             heads = torch.randn(1, 64, 3, 1, width, device=device).to(dtype)
             attention.triton_attention(heads.requires_grad_(), bias, dropout=0.1).sum().backward()

@@ -102,7 +102,9 @@ def test_the_kernels_without_triton_are_one_line(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setitem(sys.modules, "triton", None)
     for name in [name for name in sys.modules if name.startswith("amos_fairseq.functional.cuda")]:
         monkeypatch.delitem(sys.modules, name)
-    with pytest.raises(UserError, match=r"^model\.kernels=triton does not work on this machine \(the package triton, .* is missing\): install"):
+    with pytest.raises(
+        UserError, match=r"^model\.kernels=triton does not work .*\(the package triton, .* is missing\): "
+    ):
         require_triton(torch.device("cpu"), torch.nn.Linear(1, 1))
 
 
@@ -112,5 +114,7 @@ def test_the_kernels_with_an_old_triton_are_one_line(monkeypatch: pytest.MonkeyP
     for name in [name for name in sys.modules if name.startswith("amos_fairseq.functional.cuda")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setattr(triton, "__version__", "3.2.0")
-    with pytest.raises(UserError, match=r"^model\.kernels=triton does not work on this machine \(it needs Triton 3\.3 .* and found 3\.2\.0\): "):
+    with pytest.raises(
+        UserError, match=r"^model\.kernels=triton does not .*\(it needs Triton 3\.3 .* and found 3\.2\.0\): "
+    ):
         require_triton(torch.device("cpu"), torch.nn.Linear(1, 1))

@@ -195,7 +195,7 @@ def test_a_frozen_encoder_trains_the_head_on_fixed_features(layers: str) -> None
         ({"layers": "all"}, r"--layers all is no layer"),
         ({"layers": "2", "new_top_layers": 3}, r"--new-top-layers 3 must be from 0 to 2, the layers of the encoder"),
         ({"new_top_layers": -1}, r"new_top_layers|new-top-layers"),
-        ({"new_top_layers": 1, "freeze_encoder": True}, r"leave it or --freeze-encoder out"),
+        ({"new_top_layers": 1, "freeze_encoder": True}, "new layers must learn: without --freeze-encoder"),
     ],
 )
 def test_refused_settings(settings: dict, message: str) -> None:
