@@ -78,4 +78,4 @@ def run(arguments: argparse.Namespace) -> None:
         chosen = {"parts": arguments.part, "layers": arguments.layers, "with_baselines": arguments.baseline}
         table = run_probes(loaded, tasks, arguments.out, settings, **chosen, num_seeds=arguments.seeds, device=device)
     table.print()
-    print(f"results: {arguments.out}/results.json, results.csv, table.md, probing.svg, probing.png")
+    print(f"results: {arguments.out}/results.json, table.md, probing.svg, probing.png")

@@ -3,7 +3,6 @@
 T tokens, M masked positions, K depths. Fields that an objective does not have are empty.
 """
 
-import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from fairseq.data import data_utils
 from torch import Tensor
 
 from amos_fairseq.checkpoints.read import LoadedCheckpoint
+from amos_fairseq.data.corpus import require_split
 from amos_fairseq.data.masked_blocks import MaskedBlockDataset
 from amos_fairseq.errors import UserError
 from amos_fairseq.models.electric import ElectricModel
@@ -214,8 +214,7 @@ def inspect_text(loaded: LoadedCheckpoint, text: str, seed: int, top: int = 3) -
 def text_of_corpus(loaded: LoadedCheckpoint) -> str:
     """Return the first paragraph of 30 to 100 known tokens of the run's validation text."""
     path = validation_split(loaded)
-    if not os.path.isfile(f"{path}.idx"):
-        raise UserError(f"{path}.idx is missing (the corpus was moved?): give a text with --sentence")
+    require_split(path, "give a text with --sentence")
     lines = data_utils.load_indexed_dataset(path, loaded.dictionary)
     for index in range(len(lines)):
         ids = lines[index].tolist()[:-1]  # without </s>

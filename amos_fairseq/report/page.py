@@ -16,7 +16,7 @@ from amos_fairseq.files import distinct_names, write_text
 from amos_fairseq.functional.replaced_token_detection import EQUAL_LOGITS
 from amos_fairseq.output.pictures import RC_PARAMS, as_svg, depth_colours, save
 from amos_fairseq.output.tables import MISSING, Table
-from amos_fairseq.probing.results import (
+from amos_fairseq.probing.experiment import (
     RESULTS_FILE,
     ProbeResults,
     in_order,

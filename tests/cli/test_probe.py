@@ -12,7 +12,7 @@ from saved_models import write_run
 
 from amos_fairseq.cli.main import main
 from amos_fairseq.probing import experiment
-from amos_fairseq.probing.results import read_probe_results
+from amos_fairseq.probing.experiment import read_probe_results
 
 FLAGS = ["--updates", "4", "--batch-size", "16"]
 WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "lazy", "dog", "a", "end"]
@@ -59,11 +59,10 @@ def test_every_layer_and_baseline_has_a_result(run: Path, data: Path, tmp_path: 
     expected = {(t, *column, seed, m) for t, m in metrics for column in columns for seed in (1, 2)}
     assert found == expected | {(t, "majority", "majority", "majority", 0, m) for t, m in metrics}
     assert all(0 <= one.score <= 1 and one.targets == 9 for one in content.results)
-    files = {"probing.png", "probing.svg", "results.csv", "results.json", "table.md"}
+    files = {"probing.png", "probing.svg", "results.json", "table.md"}
     assert {path.name for path in out.iterdir()} == files
     table = (out / "table.md").read_text(encoding="utf-8")
     assert re.search(r"\| generator 1 \| \d+\.\d ± \d+\.\d \|", table)
-    assert len((out / "results.csv").read_text(encoding="utf-8").splitlines()) == 1 + len(content.results)
 
 
 def test_nothing_is_left_of_a_command_that_fails(

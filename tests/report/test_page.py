@@ -14,7 +14,7 @@ from saved_models import CORPUS, TEXT, UPDATES, add_settings, write_run
 from amos_fairseq.checkpoints.read import load_checkpoint
 from amos_fairseq.cli.main import main
 from amos_fairseq.flops import read_configuration, training_flops
-from amos_fairseq.probing.results import ProbeResult, ProbeResults
+from amos_fairseq.probing.experiment import ProbeResult, ProbeResults
 from amos_fairseq.report.inspection import inspect_text, percent
 from amos_fairseq.report.losses_by_depth import held_out_blocks, replaced_token_losses
 from amos_fairseq.report.page import flops_in_words

@@ -1,9 +1,9 @@
-"""Tables of probing results, by hand."""
+"""Tables of probing results, by hand, and the file that they are made of."""
 
 import pytest
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.probing.results import ProbeResult, columns_of, layer_name, read_probe_results, results_table
+from amos_fairseq.probing.experiment import ProbeResult, columns_of, layer_name, read_probe_results, results_table
 
 
 def result(layer: int | str, score: float, baseline: str | None = None, seed=1, task="pos") -> ProbeResult:
