@@ -10,7 +10,7 @@ import importlib.util
 import os
 import re
 import shlex
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,7 @@ ELSEWHERE = {
 
 
 def check_settings(settings: Sequence[str], config_dir: Path, name: str) -> None:
-    """Refuse keys that the recipe does not have, and a run without data."""
+    """Refuse keys that the recipe does not have, a single value in place of a list, and a run without data."""
     known = known_settings(config_dir, name)
     given = {setting.lstrip("+").partition("=")[0] for setting in settings}
     if known.get("task.data") == "???" and not given & {"task.data", "--cfg", "-c", "--info", "-i", "task"}:
@@ -44,12 +44,17 @@ def check_settings(settings: Sequence[str], config_dir: Path, name: str) -> None
     check_keys(settings, known, name)
 
 
-def check_keys(settings: Sequence[str], known: Collection[str], name: str) -> None:
-    """Refuse ``KEY=VALUE`` with a key that is not ``known``, unless nothing is; ``name`` is that of the recipe."""
+def check_keys(settings: Sequence[str], known: Mapping[str, Any], name: str) -> None:
+    """Refuse ``KEY=VALUE`` with a key that is not ``known``, unless nothing is, and a number in place of a known list, such as
+    a learning rate; ``name`` is that of the recipe."""
     for match in filter(None, map(SETTING.fullmatch, settings)):
-        key = match["key"]
+        key, problem = match["key"], ""
         if known and key not in (*known, *GROUPS) and not key.startswith("hydra."):
-            raise UserError(f"{match[0]}: {name} has no setting {key}{did_you_mean(similar_settings(key, known))}")
+            problem = f"{name} has no setting {key}{did_you_mean(similar_settings(key, known))}"
+        elif isinstance(known.get(key), list) and re.fullmatch(r"[\w.+-]*\d[\w.+-]*", match["value"]):
+            problem = f"the value is a list: write {key}=[{match['value']}]"
+        if problem:
+            raise UserError(f"{match[0]}: {problem}")
 
 
 def similar_settings(key: str, known: Collection[str]) -> list[str]:

@@ -52,6 +52,10 @@ def test_recipe_by_name_and_by_path(started: list[list[str]], tmp_path: Path, mo
         ("task.data=/ task.mask_prb=0.1", "amos_base has no setting task.mask_prb; did you mean task.mask_prob?"),
         ("data=/", "task.data is missing: give task.data=DIR"),
         ("task.data=/ data=/", "amos_base has no setting data; did you mean task.data?"),
+        (
+            "task.data=/ optimization.lr=NULL optimization.lr=1e-3",
+            "lr=1e-3: the value is a list: write optimization.lr=[1e-3]",
+        ),
         ("task.data=/ --minutes -1", "--minutes: -1 must be at least 0.001"),
     ],
 )
