@@ -111,7 +111,7 @@ REFUSED: dict[str, tuple[str, Change, str]] = {
     "modern window": ("modernbert", config(local_attention=7), "local_attention is 7"),
     "modern layers": ("modernbert", config(layer_types=["sliding_attention"] * 2), "layer_types do not repeat"),
     "modern positions": ("modernbert", config(rope_parameters=ROPE), "rope_theta of sliding_attention is 0.0"),
-    "config: deep": ("bert", text("config.json", DEEP), "config.json is nested"),
+    "config: deep": ("bert", text("config.json", DEEP), "config.json is not JSON that"),
     "tokenizer: pipe": ("bert", pipe, "tokenizer.json is a pipe"),
     "tokenizer settings: cut": ("bert", text("tokenizer_config.json", "{"), "tokenizer_config.json is not JSON"),
     "tokenizer class": ("bert", slow_tokenizer, "its tokenizer cannot be read"),
@@ -123,7 +123,7 @@ REFUSED: dict[str, tuple[str, Change, str]] = {
     "weights: integers": ("bert", weights(lambda w: w | {QUERY: w[QUERY].long()}), f"{QUERY} has integers"),
     "weights: nan": ("bert", weights(lambda w: w | {QUERY: w[QUERY] / 0}), f"{QUERY} has numbers that are not finite"),
     "weights: no rows": ("bert", weights(lambda w: w | {WORDS: torch.ones(0, 16)}), "0 rows of vocabulary"),
-    "pickle: key": ("bert", weights(lambda w: w | {5: torch.ones(1)}, True), "5 is not a string"),
+    "pickle: key": ("bert", weights(lambda w: w | {5: torch.ones(1)}, True), "5 is not a printable string"),
     "pickle: view": ("bert", weights(lambda w: w | {"a": torch.ones(1).half().expand(2**40)}, True), "than it stores"),
     "pickle: sparse": ("bert", weights(lambda w: w | {QUERY: w[QUERY].to_sparse()}, True), "no plain numbers"),
 }

@@ -39,7 +39,7 @@ TEXTS = [
     ),
     ("indented.json", json.dumps({"text": "a"}, indent=1).encode(), "line 1 is not JSON"),
     ("cut.jsonl", b'{"text": "ok"}\n{"text": "o', "line 2 is not JSON"),
-    ("deep.jsonl", b'{"a": ' + b"[" * 200 + b"]" * 200 + b"}\n", "line 1 is nested more than 100 levels deep"),
+    ("deep.jsonl", b'{"a": ' + b"[" * 200 + b"]" * 200 + b"}\n", "line 1 has more than 100 levels of values"),
     ("number.jsonl", b'{"text": "ok"}\n{"text": 1}\n', "row 2: text is 1, not a text"),
     (
         "absent.jsonl",

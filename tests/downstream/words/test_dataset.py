@@ -95,5 +95,5 @@ def test_files_that_are_missing_or_foreign_are_refused(directory, tmp_path):
     with pytest.raises(UserError, match=r"word_start\.idx is missing"):
         load(tmp_path, 9)
     (tmp_path / "valid.words.jsonl").write_text('["a"]\n["b"')
-    with pytest.raises(UserError, match=r"words\.jsonl is damaged"):
+    with pytest.raises(UserError, match=r"words\.jsonl is missing or damaged"):
         Column(tmp_path, "upos", [], False).read_words("valid")
