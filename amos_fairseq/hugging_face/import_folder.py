@@ -214,13 +214,14 @@ def vocabulary_remarks(symbols: list[str], ids: Tensor, num_rows: int) -> list[s
     dictionary = embedding_symbols(symbols)
     absent = [dictionary[row] for row in (ids == ABSENT).nonzero().flatten().tolist()]
     unused = num_rows - len(set(ids.tolist()) - {ABSENT})  # of a vocabulary that was rounded up
-    remarks = {
-        f"the tokenizer has no {' and no '.join(absent)}: that row of the vocabulary is newly initialized": bool(
-            absent
-        ),
-        f"{unused} rows of the vocabulary have no token and are left out": unused > 0,
-    }
-    return [remark for remark, is_true in remarks.items() if is_true]
+    remarks = []
+    if absent:
+        remarks.append(
+            f"the tokenizer has no {' and no '.join(absent)}: that row of the vocabulary is newly initialized"
+        )
+    if unused > 0:
+        remarks.append(f"{unused} rows of the vocabulary have no token and are left out")
+    return remarks
 
 
 def read_folder(path: Path) -> Folder:

@@ -27,21 +27,26 @@ class Phases(Hook):
         longest, model_length = cfg.task.tokens_per_sample, OmegaConf.select(cfg, "model.max_positions")
         updates = cfg.optimization.max_update
         starts = [round(share * updates) for share in accumulate([0, *(phase.share for phase in phases[:-1])])]
-        problems = {
-            f"the last phase has blocks of {longest} tokens, and the model --max-positions {model_length}: give the model as "
-            "many": model_length is not None and model_length < longest,
-            "they are shares of --max-update or --minutes: give one": not (
-                updates or OmegaConf.select(cfg, "lr_scheduler.minutes")
+        timed = OmegaConf.select(cfg, "lr_scheduler.minutes")
+        checks = [
+            (
+                model_length is not None and model_length < longest,
+                f"the last phase has blocks of {longest} tokens, and the model --max-positions {model_length}: give the model "
+                "as many",
             ),
-            f"a phase has no update of the {updates:,}: give it a larger share, or leave it out": (
-                updates and len({*starts, updates}) <= len(phases)
+            (not updates and not timed, "they are shares of --max-update or --minutes: give one"),
+            (
+                updates and len({*starts, updates}) <= len(phases),
+                f"a phase has no update of the {updates:,}: give it a larger share, or leave it out",
             ),
-            "the training text is cut as the phases go on, and cannot be validated on: leave train out of --valid-subset": (
-                "train" in cfg.dataset.valid_subset.split(",")
+            (
+                "train" in cfg.dataset.valid_subset.split(","),
+                "the training text is cut as the phases go on, and cannot be validated on: leave train out of --valid-subset",
             ),
-        }
-        for problem in (problem for problem, is_there in problems.items() if is_there):
-            raise UserError(f"task.phases (--phases): {problem}")
+        ]
+        for is_wrong, message in checks:
+            if is_wrong:
+                raise UserError(f"task.phases (--phases): {message}")
 
     def before_load(self, cfg: Any, trainer: Any) -> None:
         trainer.task.due_phase = lambda: due_phase(trainer)

@@ -165,21 +165,29 @@ def check(cfg: Any) -> None:
         )
     decays = bool(schedule.decay_share or schedule.decay_from)
     limits = other_limits(optimization)
-    problems = {
-        f"optimization.lr (--lr) {list(optimization.lr)}: warmup_stable_decay has one peak, give one rate": (
-            len(optimization.lr) != 1
+    checks = [
+        (
+            len(optimization.lr) != 1,
+            f"optimization.lr (--lr) {list(optimization.lr)}: warmup_stable_decay has one peak, give one rate",
         ),
-        "lr_scheduler.total_num_update (--total-num-update) is 0: give optimization.max_update (--max-update), or "
-        "lr_scheduler.minutes (--minutes)": not schedule.minutes and total <= 0 and decays,
-        f"lr_scheduler.minutes (--minutes) ends the run: set it to 0, or leave out {', '.join(limits)}": (
-            schedule.minutes and limits
+        (
+            not schedule.minutes and total <= 0 and decays,
+            "lr_scheduler.total_num_update (--total-num-update) is 0: give optimization.max_update (--max-update), or "
+            "lr_scheduler.minutes (--minutes)",
         ),
-        "with lr_scheduler.minutes (--minutes), the share of the warm-up is warmup_updates / total_num_update, here "
-        f"{warmup} / {total:g}: give --total-num-update above --warmup-updates": schedule.minutes
-        and 0 < warmup >= total,
-    }
-    for problem in (problem for problem, is_there in problems.items() if is_there):
-        raise UserError(problem)
+        (
+            schedule.minutes and limits,
+            f"lr_scheduler.minutes (--minutes) ends the run: set it to 0, or leave out {', '.join(limits)}",
+        ),
+        (
+            schedule.minutes and 0 < warmup >= total,
+            "with lr_scheduler.minutes (--minutes), the share of the warm-up is warmup_updates / total_num_update, here "
+            f"{warmup} / {total:g}: give --total-num-update above --warmup-updates",
+        ),
+    ]
+    for is_wrong, message in checks:
+        if is_wrong:
+            raise UserError(message)
 
 
 def other_limits(optimization: Any) -> list[str]:

@@ -18,7 +18,7 @@ from source_imports import imported_by
 from tiny_runs import ROOT
 
 PACKAGE = ROOT / "amos_fairseq"
-MOST_LINES, MOST_FILES, MOST_RAISES, MOST_BRANCHES = 35_713, 205, 17.3, 20
+MOST_LINES, MOST_FILES, MOST_RAISES, MOST_BRANCHES = 35_727, 205, 17.3, 20
 MOST_LINES_OF_TESTS = 35_355
 NO_CODE = {
     *(tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT),
