@@ -38,17 +38,17 @@ class BackgroundRun:
 
     process: ForkedCommand | subprocess.Popen
 
-    def __init__(self, command: list[str], log: Path, num_ranks: int = 1) -> None:
+    def __init__(self, command: list[str], log: Path, num_ranks: int = 1, cwd: Path = ROOT) -> None:
         self.log, self.errors = log, log.with_suffix(".err")
         if command[:2] == [sys.executable, "-m"]:
             variables = [{}] if num_ranks == 1 else [ON_CPU | each for each in rank_variables(num_ranks)]
             outputs = self.log, self.errors
-            self.ranks = [ForkedCommand(command[2], command[3:], ROOT, *outputs, env=env) for env in variables]
+            self.ranks = [ForkedCommand(command[2], command[3:], cwd, *outputs, env=env) for env in variables]
         else:
             with self.log.open("w") as out, self.errors.open("w") as err:
                 self.ranks = [
                     subprocess.Popen(
-                        command, cwd=ROOT, env=environment(), stdout=out, stderr=err, start_new_session=True
+                        command, cwd=cwd, env=environment(), stdout=out, stderr=err, start_new_session=True
                     )
                 ]
         self.process = self.ranks[0]

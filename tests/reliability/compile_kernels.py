@@ -1,16 +1,14 @@
-"""Compile kernels for GPUs that are not there: ``python compile_kernels.py [attention]`` prints what the machine code needs.
+"""Compile kernels for GPUs that are not there: ``python compile_kernels.py`` prints what the machine code needs.
 
-One line of JSON: by kernel its shared memory and spilled bytes, registers, the instructions of a thread, of each loop with
-matrix products its instructions and the FLOPs of the products, and the warnings of the assembler. A process of its own, because
-Triton compiles or interprets for as long as a process lives; cuobjdump and ptxas come with Triton. With ``attention`` only the
-kernels of the training step of a base model.
+One line of JSON: by kernel its shared memory and spilled bytes, registers, and of each loop with matrix products its
+instructions and the FLOPs of the products. A process of its own, because Triton compiles or interprets for as long as a process
+lives; cuobjdump comes with Triton.
 """
 
 import inspect
 import json
 import re
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
@@ -62,17 +60,11 @@ def compiled(kernel: JITFunction, launch: dict[str, int], flags: dict[str, objec
             subprocess.run([BINARIES / "cuobjdump", flag, file.name], capture_output=True, text=True, check=True).stdout
             for flag in ("-sass", "-res-usage")
         )
-    # A line with the number of a warning; C7510 to C7519 say that asynchronous products wait for each other.
-    assembled = [f"--gpu-name=sm_{architecture}{'a' * (architecture >= 90)}", "-v", "-o", "/dev/null", "-"]
-    assembler = subprocess.run(
-        [BINARIES / "ptxas", *assembled], input=program.asm["ptx"], capture_output=True, text=True
-    )
     registers, stack = map(int, re.search(r"REG:(\d+) STACK:(\d+)", usage).groups())
     used = {"shared": program.metadata.shared, "registers": registers, "spilled": stack}
-    used["warnings"] = [line for line in assembler.stderr.splitlines() if re.search(r"\(C\d+\)", line)]
     instructions = re.findall(r"^\s+/\*([0-9a-f]{4,})\*/\s+(.*?);", code, re.M)
     loops = loops_with_products([(int(at, 16), text) for at, text in instructions], options.get("num_warps", 4))
-    return used | {"instructions": len(instructions), "loops": loops}
+    return used | {"loops": loops}
 
 
 def loops_with_products(instructions: list[tuple[int, str]], warps: int) -> list[dict[str, int]]:
@@ -107,27 +99,25 @@ def attention_kernels(flags: dict[str, object]) -> list[tuple[JITFunction, dict[
 def main() -> None:
     flags = {"HAS_BIAS": True, "HAS_PADDING": False, "HAS_POSITIONS": False, "SIDE": attention.ALL}
     flags |= {"DROPS": True, "MASKS": False, "CHECKS_ROWS": False, "UPCAST": False, "H": 12, "D": 64}
-    cases = {"": attention_kernels(flags)}
-    if sys.argv[1:] != ["attention"]:
-        masked = flags | {"HAS_PADDING": True, "MASKS": True, "CHECKS_ROWS": True}
-        cases[" masked"] = attention_kernels(masked)
-        cases[" of heads of 128"] = attention_kernels(flags | {"D": 128})
-        cases[" of heads of 80"] = attention_kernels(masked | {"D": 80})
-        cases[" of the past"] = attention_kernels(masked | {"HAS_BIAS": False, "SIDE": attention.PAST})
-        cases[" at positions"] = attention_kernels(flags | {"HAS_POSITIONS": True, "CHECKS_ROWS": True})
-        cases[" without bias and dropout"] = attention_kernels(flags | {"HAS_BIAS": False, "DROPS": False})
-        cases[" of sums"] = [
-            (attention.distance_kernel, {"BLOCK": 64, "DISTANCES": 128}, {}),
-            (attention.window_kernel, {"BLOCK": 128}, {}),
-        ]
-        rows = {"ROWS": logits.BLOCK_ROWS}
-        one, sixteen = ({"SAMPLES_PER_PROGRAM": samples, **default_launch("pick", samples)} for samples in (1, 16))
-        cases[" of the output layer"] = [
-            (logits.summary_kernel, default_launch("summary", 0), {"K": 3, "SAMPLES": True, "BLOCKS": 32, **rows}),
-            (logits.block_summary_kernel, one, {"K": 1, "X": 2, **rows}),
-            (logits.pick_kernel, sixteen, {"K": 3, "X": 0, **rows}),
-            (logits.gradient_kernel, default_launch("gradient", 0), {"POSITIONS": logits.GRADIENT_POSITIONS}),
-        ]
+    masked = flags | {"HAS_PADDING": True, "MASKS": True, "CHECKS_ROWS": True}
+    cases = {"": attention_kernels(flags), " masked": attention_kernels(masked)}
+    cases[" of heads of 128"] = attention_kernels(flags | {"D": 128})
+    cases[" of heads of 80"] = attention_kernels(masked | {"D": 80})
+    cases[" of the past"] = attention_kernels(masked | {"HAS_BIAS": False, "SIDE": attention.PAST})
+    cases[" at positions"] = attention_kernels(flags | {"HAS_POSITIONS": True, "CHECKS_ROWS": True})
+    cases[" without bias and dropout"] = attention_kernels(flags | {"HAS_BIAS": False, "DROPS": False})
+    cases[" of sums"] = [
+        (attention.distance_kernel, {"BLOCK": 64, "DISTANCES": 128}, {}),
+        (attention.window_kernel, {"BLOCK": 128}, {}),
+    ]
+    rows = {"ROWS": logits.BLOCK_ROWS}
+    one, sixteen = ({"SAMPLES_PER_PROGRAM": samples, **default_launch("pick", samples)} for samples in (1, 16))
+    cases[" of the output layer"] = [
+        (logits.summary_kernel, default_launch("summary", 0), {"K": 3, "SAMPLES": True, "BLOCKS": 32, **rows}),
+        (logits.block_summary_kernel, one, {"K": 1, "X": 2, **rows}),
+        (logits.pick_kernel, sixteen, {"K": 3, "X": 0, **rows}),
+        (logits.gradient_kernel, default_launch("gradient", 0), {"POSITIONS": logits.GRADIENT_POSITIONS}),
+    ]
     print(
         json.dumps(
             {
