@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"  # setup.py reads this line
 OBJECTIVES = ("mlm", "electra", "teams", "electric", "amos")
 # Modules of downstream/, each of which registers a task and its criterion.
-DOWNSTREAM_TASKS = ("words.task", "words.parsing_task", "spans.task", "texts.task", "multi_task.task")
+DOWNSTREAM_TASKS = ("words.task", "spans.task", "texts.task", "multi_task.task")
 
 
 @functools.cache

@@ -15,6 +15,7 @@ from fairseq.data import Dictionary, FairseqDataset
 from fairseq.dataclass import FairseqDataclass
 from omegaconf import II, OmegaConf
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from amos_fairseq.checkpoint_files import HEADS, HeadOutputs
 from amos_fairseq.criterions.pretraining import mean
@@ -129,6 +130,12 @@ def prepared_directories(cfg: Any, kind: str, several: bool = True) -> list[Path
     return directories
 
 
+def pad_tokens(sequences: Sequence[Tensor]) -> dict[str, Any]:
+    """Return the arguments of an encoder for LongTensors [L]: ``src_tokens`` [B,T] int64 and ``lengths``, B Python ints."""
+    tokens = pad_sequence(sequences, batch_first=True, padding_value=LabeledSequences.pad)
+    return {"src_tokens": tokens.long(), "lengths": list(map(len, sequences))}
+
+
 class LabeledSequences(EpochOrder, FairseqDataset):
     """The sequences of a split, shuffled for ``training`` by ``seed``; ``sizes`` are their numbers of tokens. A subclass makes
     the items, which have at least ``id`` and ``tokens``."""
@@ -153,16 +160,13 @@ class LabeledSequences(EpochOrder, FairseqDataset):
         """
         if not samples:
             return {}
-        lengths = [len(sample["tokens"]) for sample in samples]
-        tokens = torch.full((len(samples), max(lengths)), self.pad, dtype=torch.long)
-        for row, sample in enumerate(samples):
-            tokens[row, : lengths[row]] = sample["tokens"]
+        net_input = pad_tokens([sample["tokens"] for sample in samples])
         batch = {
             "id": torch.tensor([sample["id"] for sample in samples], dtype=torch.long),
             "nsentences": len(samples),
-            "ntokens": sum(lengths),
+            "ntokens": sum(net_input["lengths"]),
             "first_id": samples[0]["id"],
-            "net_input": {"src_tokens": tokens, "lengths": lengths},
+            "net_input": net_input,
         }
         self.add_labels(batch, samples)
         return batch

@@ -29,13 +29,11 @@ from amos_fairseq.downstream.texts.task import (
 )
 from amos_fairseq.downstream.words.dataset import NO_LABEL
 from amos_fairseq.downstream.words.model import TREES
-from amos_fairseq.downstream.words.parsing_task import (
+from amos_fairseq.downstream.words.task import (
+    Column,
     DependencyParsingConfig,
     DependencyParsingCriterion,
     DependencyParsingTask,
-)
-from amos_fairseq.downstream.words.task import (
-    Column,
     SequenceTaggingConfig,
     SequenceTaggingCriterion,
     SequenceTaggingTask,
@@ -110,10 +108,10 @@ def several_tasks(length: int) -> tuple[Any, Any, dict[str, Any]]:
     return task, MultiTaskCriterion(task), batch_of(length, rows_of_heads=rows) | {"labels": labels}
 
 
-def words(length: int, columns: tuple[str, ...], views: str, **settings: Any) -> tuple[Any, Any, dict[str, Any]]:
+def words(length: int, columns: tuple[str, ...], views: str) -> tuple[Any, Any, dict[str, Any]]:
     """Sentences of two words and of one, in two slots; of several columns the first has the first sentence. Half of the updates
     have no unlabeled sentence."""
-    settings |= {"unlabeled_start": 0.5, "max_update": 2, "total_num_update": 0}
+    settings = {"unlabeled_start": 0.5, "max_update": 2, "total_num_update": 0}
     cfg = SequenceTaggingConfig(data="DATA", seed=1, views=views, **settings)
     of_heads = {f"{name}_labels": Column(Path(name), name, ["A", "B", "O"], has_spans=False) for name in columns}
     task = SequenceTaggingTask(cfg, VOCABULARY, small_dictionary(), of_heads)
@@ -152,9 +150,7 @@ JOBS = {
     "number": number,
     "several tasks": several_tasks,
     "words with views": lambda length: words(length, ("upos",), ",".join((*TAGGING_VIEWS, WORD_DROPOUT))),
-    "two columns with views": lambda length: words(
-        length, ("upos", "chunk"), "future,past", view_heads="one", view_targets="hard", view_confidence=0.1
-    ),
+    "two columns with views": lambda length: words(length, ("upos", "chunk"), "future,past"),
     "trees with views": lambda length: trees(length, ",".join(PARSING_VIEWS)),
     "spans, independent": lambda length: squad("independent", length),
     "spans, joint": lambda length: squad("joint", length),

@@ -25,7 +25,6 @@ FLAGS = f"""--user-dir amos_fairseq --task sequence_tagging --criterion sequence
 --optimizer grouped_adam --lr 1e-3 --max-update {LAST_UPDATE} --log-interval 1 --log-format simple --seed 1
 --arch amos_tiny --encoder-ffn-embed-dim 128 --max-positions 40
 --save-interval-updates 5 --keep-interval-updates 1 --no-epoch-checkpoints"""
-VIEW_FLAGS = ["--set", "view_heads=one", "view_targets=hard", "view_confidence=0.3"]
 RECIPE = """\
 defaults: {lr: 3.0e-3, epochs: 6, batch_size: 8, warmup: 0.1, dropout: 0, attention_dropout: 0, checkpoint: last}
 tasks: {tagging: {min_updates: 60}}
@@ -93,12 +92,10 @@ def test_one_model_of_two_columns(place, tmp_path):
     folders = [place / "ner" / "data", place / "pos" / "data"]
     best = tmp_path / "best.yaml"  # the best checkpoint by the average of the main scores, so that both are validated
     best.write_text(RECIPE.replace("checkpoint: last", "checkpoint: best"))
-    printed = tag(place, tmp_path / "out", "--data", *folders, "--views", "future,past", "--recipe", best, *VIEW_FLAGS)
+    printed = tag(place, tmp_path / "out", "--data", *folders, "--views", "future,past", "--recipe", best)
     assert "views future,past" in printed
     assert "seed1/checkpoint_best.pt HF_DIR --head ALL" in printed
     run = run_of(tmp_path / "out", "tagging-ner,pos")
-    trained = read_state(load_checkpoint(run).file)["cfg"]["task"]
-    assert [trained[name] for name in ("view_heads", "view_targets", "view_confidence")] == ["one", "hard", 0.3]
     table = (tmp_path / "out" / "tagging.md").read_text(encoding="utf-8")  # no row of it is broken
     assert "| ner of ner,pos: synthetic |" in table
     assert "| pos of ner,pos: synthetic |" in table
@@ -141,9 +138,9 @@ def test_what_does_not_fit_is_refused_in_one_line(place, tmp_path, capsys):
     files = ["--train", source, "--dev", source]
     for flags, message in (
         (["--data", data["pos"], "--views", "full"], "--views full needs sentences without labels: give them with"),
-        ([*files, "--unlabeled", source], "only --views learn from these sentences: give --views, or leave it out"),
+        ([*files, "--unlabeled", source], "only --views learn from these sentences: give --views"),
         ([*files, "--unlabeled", source, "--views", "full,up"], "--views full,up: give some of full,forward,backward"),
-        (["--data", data["ner"], "--views", "full", "--set", "view_confidence=1"], "--view-confidence 1.0 must be"),
+        (["--data", data["ner"], "--views", "full", "--set", "unlabeled_start=1"], "--unlabeled-start 1.0 must be"),
         (["--data", data["pos"], "--labeled", "3"], "--labeled is for raw files"),
         (["--data", data["pos"], "--set", "label_smoothing=1"], "--label-smoothing 1.0 must be"),
     ):

@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from fairseq.models import BaseFairseqModel
 
 from amos_fairseq.checkpoints.read import load_checkpoint
-from amos_fairseq.downstream.prediction import batches
+from amos_fairseq.downstream.prediction import predict
 from amos_fairseq.downstream.spans.dataset import (
     SquadSplit,
     SquadWindowDataset,
@@ -25,6 +24,7 @@ from amos_fairseq.downstream.spans.dataset import (
     window_of_most_context,
 )
 from amos_fairseq.downstream.spans.prepare import prepare_squad_inside
+from amos_fairseq.downstream.spans.task import SpanCandidates
 from amos_fairseq.errors import UserError
 from amos_fairseq.experiments.benchmark import Benchmark, BenchmarkTask, TaskRun
 from amos_fairseq.experiments.recipes import different
@@ -200,26 +200,28 @@ def predict_answers(
     model: BaseFairseqModel, windows: SquadWindowDataset, device: str, settings: SquadSettings, stop: threading.Event
 ) -> dict[str, Decoded]:
     """Predict the answers to every question of a split, by question id, in its order; ``model`` is in eval mode."""
-    model = model.to(device)
     ranges: dict[int, list[tuple[int, int]]] = defaultdict(list)  # of the windows of each example
     for index in range(len(windows)):
         window = windows.window(index)
         ranges[window.example].append((window.begin, window.end))
     owners = {example: window_of_most_context(of_example) for example, of_example in ranges.items()}
+
+    def inputs(indices: list[int]) -> dict[str, Any]:
+        return windows.collater([windows[index] for index in indices])["net_input"] | {"span_targets": None}
+
+    def read_out(output: SpanCandidates, indices: list[int]) -> Iterator[tuple[list[ScoredSpan], float]]:
+        arrays = (values.cpu().numpy() for values in output)
+        for index, starts, ends, scores, null_score in zip(indices, *arrays, strict=True):
+            window = windows.window(index)
+            owner = owners[window.example]
+            yield spans_of_window(starts, ends, scores, window, owner, settings), float(null_score)
+
     spans: dict[int, list[ScoredSpan]] = defaultdict(list)
     null_scores: dict[int, list[float]] = defaultdict(list)
-    for batch in batches(windows.sizes, stop):
-        net_input = windows.collater([windows[index] for index in batch])["net_input"]
-        with torch.inference_mode():
-            mask = net_input["answer_mask"].to(device)
-            output = model(net_input["src_tokens"].to(device), answer_mask=mask, lengths=net_input["lengths"])
-        starts, ends, scores, nulls = (values.cpu().numpy() for values in output)
-        for row, index in enumerate(batch):
-            window = windows.window(index)
-            spans[window.example] += spans_of_window(
-                starts[row], ends[row], scores[row], window, owners[window.example], settings
-            )
-            null_scores[window.example].append(float(nulls[row]))
+    for index, (best, null_score) in enumerate(predict(model, windows.sizes, inputs, read_out, device, stop)):
+        example = windows.window(index).example
+        spans[example] += best
+        null_scores[example].append(null_score)
     decoded, squad, compares_null = {}, windows.squad, model.span_head.kind == "independent"
     for index, example in enumerate(squad.examples):
         text, offsets = squad.texts[example.context], squad.offsets(example.context)

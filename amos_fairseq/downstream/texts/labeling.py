@@ -13,17 +13,17 @@ import torch
 from fairseq.data import ListDataset
 from scipy.special import softmax
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from amos_fairseq.checkpoint_files import HeadOutputs
 from amos_fairseq.checkpoints.read import LoadedCheckpoint
+from amos_fairseq.downstream.labeled_task import pad_tokens
 from amos_fairseq.downstream.model import TEXT_HEAD
-from amos_fairseq.downstream.prediction import batches, load_best
+from amos_fairseq.downstream.prediction import load_best, predict, write_predictions
 from amos_fairseq.downstream.texts.dataset import UNKNOWN_CLASS, ShortenedTexts, join_texts
 from amos_fairseq.downstream.texts.prepare import NAME
 from amos_fairseq.downstream.texts.scores import predictions_of
 from amos_fairseq.errors import UserError
-from amos_fairseq.files import csv_lines, explain_write_errors, whole_file
+from amos_fairseq.files import csv_lines
 from amos_fairseq.inputs.files import print_counts, print_first
 from amos_fairseq.inputs.rows import check_columns, texts_of
 from amos_fairseq.inputs.tables import TableFile
@@ -59,16 +59,15 @@ def predict_logits(
 ) -> np.ndarray:
     """Return the outputs of a head for texts, N LongTensors [L]: [N, outputs] float64, of a regression in the unit of its
     values. ``task``: the one whose head it is, where there are several."""
-    model = loaded.model.to(device)
-    heads = model.classification_heads
-    head = TEXT_HEAD if TEXT_HEAD in heads else task
-    logits = np.empty((len(sequences), heads[head].output.out_features))
-    for indices in batches([len(tokens) for tokens in sequences], stop):
-        rows = [sequences[i] for i in indices]
-        tokens, lengths = pad_sequence(rows, True, loaded.dictionary.pad()).to(device), [len(row) for row in rows]
-        with torch.inference_mode():
-            output, _ = model(tokens, classification_head_name=head, lengths=lengths)
-        logits[indices] = output.float().cpu().numpy()
+    head = TEXT_HEAD if TEXT_HEAD in loaded.model.classification_heads else task
+
+    def inputs(indices: list[int]) -> dict[str, Any]:
+        return pad_tokens([sequences[index] for index in indices]) | {"classification_head_name": head}
+
+    def read_out(output: tuple[Tensor, None], indices: list[int]) -> np.ndarray:
+        return output[0].float().double().cpu().numpy()
+
+    logits = np.stack(predict(loaded.model, list(map(len, sequences)), inputs, read_out, device, stop))
     if not np.isfinite(logits).all():
         raise UserError(f"{loaded.file} predicts numbers that are not finite: train it with a lower --lr")
     return logits
@@ -112,13 +111,8 @@ def label_table(results: Path, file: Path, out: Path, texts: Sequence[str] | Non
             counted["with text"] += len(with_text)
             bar.update(len(chunk))
 
-    with (
-        explain_write_errors(out, "make room, permit writing, or give another --out"),
-        whole_file(str(out)) as unfinished,
-        open(unfinished, "w", encoding="utf-8", newline="") as stream,
-        progress_bar(None, "label", "row", delay=2) as bar,
-    ):
-        stream.writelines(table_lines(out.suffix.lower(), columns, labeled_rows()))
+    with progress_bar(None, "label", "row", delay=2) as bar:
+        write_predictions(out, table_lines(out.suffix.lower(), columns, labeled_rows()))
     num_broken = len(table.broken_lines)
     without = {"without text": counted["rows"] - counted["with text"] - num_broken} | table.left_out
     print_counts(file, counted["with text"], table.counted("rows are labeled"), without, "classify")

@@ -7,34 +7,35 @@ import os
 import shlex
 import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 import torch
 from fairseq.models import BaseFairseqModel
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from amos_fairseq.checkpoint_files import HeadOutputs
 from amos_fairseq.checkpoints.read import LoadedCheckpoint, load_checkpoint
-from amos_fairseq.downstream.labeled_task import AVERAGE, check_epoch, note_on_shares, rows_per_epoch
-from amos_fairseq.downstream.prediction import batches, load_best
+from amos_fairseq.downstream.labeled_task import AVERAGE, check_epoch, note_on_shares, pad_tokens, rows_per_epoch
+from amos_fairseq.downstream.prediction import load_best, predict, write_predictions
 from amos_fairseq.downstream.words.dataset import (
     NUM_SPECIAL,
     Column,
     TaggedSentences,
     WordSequences,
     columns_by_head,
+    has_unlabeled,
     pad_words,
     word_head_name,
     words_that_fit,
 )
 from amos_fairseq.downstream.words.prepare import WordSource, prepare_tagging_inside
-from amos_fairseq.downstream.words.views import CROSS_VIEWS, parse_views
+from amos_fairseq.downstream.words.views import CROSS_VIEWS, WordOutput, parse_views
 from amos_fairseq.errors import UserError
-from amos_fairseq.experiments import FULL, SAMPLING_EXPONENT, TAGGING_VIEWS, WORD_DROPOUT
+from amos_fairseq.experiments import SAMPLING_EXPONENT, TAGGING_VIEWS
 from amos_fairseq.experiments.benchmark import Benchmark, BenchmarkTask, TaskRun, usable_folder
 from amos_fairseq.experiments.recipes import FOR_VIEWS, WORDS, Hyperparameters, different
 from amos_fairseq.experiments.records import (
@@ -48,7 +49,7 @@ from amos_fairseq.experiments.records import (
 )
 from amos_fairseq.experiments.session import Session, find_devices, session_from
 from amos_fairseq.experiments.table import export_notice, run_and_print
-from amos_fairseq.files import explain_write_errors, write_text
+from amos_fairseq.files import write_text
 from amos_fairseq.inputs.schemes import main_score, scores
 from amos_fairseq.inputs.tables import held_out_note, seen_note
 from amos_fairseq.inputs.word_files import (
@@ -71,17 +72,19 @@ OF = " of "  # between a column and those that were learned with it
 
 def main(args: argparse.Namespace) -> None:
     if args.predict is not None:
-        files = (Path(args.checkpoint), args.predict, Path(args.out))
-        print(label_file(*files, args.column, args.columns, find_devices(args.cpu)[0]))
+        words = read_sentences(args.predict, args.columns, labeled=False)
+        words.report("tag")
+        print(label_words(words, Path(args.checkpoint), args.column, Path(args.out), find_devices(args.cpu)[0]))
         return
     session = session_from(args)
     if args.data is not None:
-        data = list(map(Path, args.data))
+        folders = list(map(Path, args.data))
+        trials = word_trials(session, TAGGING_VIEWS, any(map(has_unlabeled, folders)))
     else:
-        check_unlabeled(session, TAGGING_VIEWS, args.unlabeled)
+        trials = trials_of_files(session, TAGGING_VIEWS, args.unlabeled)
         with session.preparing() as tokenizer:
-            data = [prepare_tagging_inside(session.out, WordSource.of(args), tokenizer)]
-    run_and_print(open_tagging(session, data, args.sampling_exponent))
+            folders = [prepare_tagging_inside(session.out, WordSource.of(args), tokenizer)]
+    run_and_print(open_tagging(session, folders, trials, args.sampling_exponent))
 
 
 @dataclass(frozen=True)
@@ -105,59 +108,58 @@ class ColumnData:
             for split in ("train", "valid")
         )
         unlabeled = None
-        if with_views and column.has_unlabeled:
+        if with_views and has_unlabeled(column.directory):
             unlabeled = WordSequences(column.directory, UNLABELED, max_tokens, training=True)
         return cls(column, train, dev, unlabeled, column.read_words("valid"))
-
-    def score(self, predicted: Iterable[Sequence[int]]) -> dict[str, float]:
-        counts: Counter[str] = Counter()
-        for index, labels in enumerate(predicted):
-            counts.update(self.column.count(self.dev.labels(index), labels))
-        return scores(counts)
 
     def constant(self) -> ConstantScores:
         """Return the scores of the most frequent label of the training words for every word of dev."""
         labels = Counter(label for index in range(len(self.train)) for label in self.train.labels(index))
-        most, lengths = labels.most_common(1)[0][0], [len(words) for words in self.words]
+        most, counts = labels.most_common(1)[0][0], Counter()
+        for index, words in enumerate(self.words):
+            counts.update(self.column.count(self.dev.labels(index), [most] * len(words)))
         name = f"most frequent label ({self.column.labels[most]})"
-        return ConstantScores(sum(lengths), {name: self.score([most] * length for length in lengths)})
+        return ConstantScores(sum(map(len, self.words)), {name: scores(counts)})
 
-    def notes(self, max_tokens: int, of_cut: str = "counted as wrong") -> Iterator[str]:
-        """Yield a note for dev sentences that train too, and for each split of which sentences are cut; ``of_cut``: how words
-        of the dev set count that are."""
+    def notes(self, max_tokens: int, cut_in_dev: str = "counted as wrong") -> Iterator[str]:
+        """Yield a note for dev sentences that train too, and for each split of which sentences are cut; ``cut_in_dev``: how
+        the words count that are cut from dev."""
         if self.column.held_out:
             yield held_out_note(len(self.dev), len(self.train), "sentences", self.column.held_out)
         if self.column.seen:
             yield seen_note(self.column.seen, len(self.dev), "sentences")
         for name, sentences in (("training", self.train), ("dev", self.dev), ("unlabeled", self.unlabeled)):
             if sentences is not None and sentences.cut_words:
-                counted = f", and {of_cut}" if sentences is self.dev else ""
+                counted = f", and {cut_in_dev}" if sentences is self.dev else ""
                 yield (
                     f"{sentences.cut_words:,} of {sentences.num_words:,} {name} words are cut from "
                     f"{sentences.cut_sentences:,} sentences of more than {max_tokens} tokens{counted}"
                 )
 
 
-def open_tagging(session: Session, data: Sequence[Path], exponent: float = SAMPLING_EXPONENT) -> "Tagging":
+def open_tagging(
+    session: Session,
+    folders: Sequence[Path],
+    trials: tuple[Hyperparameters, ...],
+    exponent: float = SAMPLING_EXPONENT,
+) -> "Tagging":
     """Read the prepared data of one column of labels, or of several, which one model learns together.
 
     ``exponent``: that of the columns' shares in an epoch (:func:`rows_per_epoch`).
     """
-    if session.out in [directory.resolve() for directory in data]:
+    if session.out in [folder.resolve() for folder in folders]:
         raise UserError(f"--out {session.out} is the directory of the data, which has a tagging.json too: give another")
-    columns = columns_by_head(map(usable_folder, data))
-    trials = word_trials(session, TAGGING_VIEWS, any(column.has_unlabeled for column in columns.values()), len(columns))
-    with_views = any(trial.views for trial in trials)
-    opened = {column.name: ColumnData.open(session, column, with_views) for column in columns.values()}
-    max_tokens = session.checkpoint.max_positions
-    notes = [f"{name}: {note}" for name, of_column in opened.items() for note in of_column.notes(max_tokens)]
+    with_views, max_tokens = any(trial.views for trial in trials), session.checkpoint.max_positions
+    columns = columns_by_head(map(usable_folder, folders)).values()
+    opened = {column.name: ColumnData.open(session, column, with_views) for column in columns}
+    notes = [f"{name}: {note}" for name, data in opened.items() for note in data.notes(max_tokens)]
     name, first = TASK_PREFIX + AND.join(opened), next(iter(opened.values()))
     if len(opened) == 1:
         task = BenchmarkTask(name, len(first.train), first.column.main_score, first.column.sha256, trials, tuple(notes))
     else:
-        num_rows = sum(rows_per_epoch([len(of_column.train) for of_column in opened.values()], exponent))
+        num_rows = sum(rows_per_epoch([len(data.train) for data in opened.values()], exponent))
         check_epoch(num_rows, max(trial.batch_size for trial in trials))
-        sha256 = content_sha256({name: of_column.column.sha256 for name, of_column in opened.items()})
+        sha256 = content_sha256({name: data.column.sha256 for name, data in opened.items()})
         notes = [*(f"{AND.join(opened)}: {note}" for note in note_on_shares(exponent)), *notes]
         task = BenchmarkTask(name, num_rows, AVERAGE, sha256, trials, tuple(notes), exponent)
     return Tagging(session, first.column.directory, {name: task}, opened)
@@ -199,10 +201,10 @@ class Tagging(Benchmark):
         for name, opened in self.opened.items():
             file_prefix, score_prefix = (f"{name}.", f"{name} ") if len(self.opened) > 1 else ("", "")
             counts, lines = predict_column(opened, model, device, stop)
-            of_column = scores(counts)
+            column_scores = scores(counts)
             write_text(directory / f"{file_prefix}{PREDICTIONS}", "\n".join(lines) + "\n")
-            write_text(directory / f"{file_prefix}{SCORES}", json.dumps(of_column | counts, indent=1) + "\n")
-            all_scores |= {score_prefix + score: value for score, value in of_column.items()}
+            write_text(directory / f"{file_prefix}{SCORES}", json.dumps(column_scores | counts, indent=1) + "\n")
+            all_scores |= {score_prefix + score: value for score, value in column_scores.items()}
         if len(self.opened) == 1:
             return all_scores
         mains = (all_scores[f"{name} {opened.column.main_score}"] for name, opened in self.opened.items())
@@ -246,35 +248,25 @@ def results_of_columns(result: RunResult) -> list[RunResult]:
     ]
 
 
-def word_trials(
-    session: Session, views: Sequence[str], with_unlabeled: bool, num_columns: int = 1
-) -> tuple[Hyperparameters, ...]:
-    """Return the settings of a recipe for words, without those that have no effect.
-
-    Args:
-        views: those of the head.
-        with_unlabeled: whether there are sentences without labels.
-        num_columns: of labels, which the model has heads for.
-    """
+def word_trials(session: Session, views: Sequence[str], with_unlabeled: bool) -> tuple[Hyperparameters, ...]:
+    """Return the settings of a recipe for words. ``views``: those of the head; ``with_unlabeled``: whether there are sentences
+    without labels."""
     trials = []
     for settings in session.recipe.trials_of(WORDS):
-        chosen = parse_views(settings.views, views)
+        chosen = ",".join(parse_views(settings.views, views))
         if chosen and not with_unlabeled:
             raise UserError(f"--views {settings.views} needs sentences without labels: give them with --unlabeled")
-        has_effect = {"view_layers": set(chosen) - {FULL, WORD_DROPOUT}, "view_heads": num_columns > 1}
-        unused = [name for name in FOR_VIEWS if not (chosen and has_effect.get(name, True))]
         # There is one text without a pair, and the head reads each word; a recipe may have other values.
-        values = {"num_separators": 1, "pooling": "first", "views": ",".join(chosen)}
-        values |= {name: getattr(Hyperparameters, name) for name in unused}
-        trials.append(dataclasses.replace(settings, **values))
+        trials.append(dataclasses.replace(settings, num_separators=1, pooling="first", views=chosen))
     return different(trials)
 
 
-def check_unlabeled(session: Session, views: Sequence[str], file: str | None) -> None:
-    """Refuse views that cannot be used before raw files are converted; ``file``: that of --unlabeled."""
-    trials = word_trials(session, views, file is not None)
-    if file is not None and not any(trial.views for trial in trials):
-        raise UserError(f"--unlabeled {file}: only --views learn from these sentences: give --views, or leave it out")
+def trials_of_files(session: Session, views: Sequence[str], unlabeled: str | None) -> tuple[Hyperparameters, ...]:
+    """Return :func:`word_trials` before raw files are converted; ``unlabeled``: the file that --unlabeled names."""
+    trials = word_trials(session, views, unlabeled is not None)
+    if unlabeled is not None and not any(trial.views for trial in trials):
+        raise UserError(f"--unlabeled {unlabeled}: only --views learn from these sentences: give --views")
+    return trials
 
 
 def word_flags(run: TaskRun, session: Session) -> list[str]:
@@ -289,26 +281,49 @@ def predict_words(
     model: BaseFairseqModel,
     head: str,
     sentences: Sequence[Mapping[str, Tensor]],
+    read_out: Callable[[Tensor], list],
     device: str,
     stop: threading.Event | None = None,
-) -> Iterator[tuple[int, Tensor]]:
-    """Yield the place of each sentence and what the head predicts for its words, [W, ...], in the order of lengths.
+) -> list[list]:
+    """Return what a head predicts for each sentence.
 
     Args:
         model: in eval mode.
         sentences: ``tokens`` [L], and ``positions`` [W] of the first pieces of the words that are not cut, int64.
-        stop: see :func:`batches`.
+        read_out: a prediction for each of these words, from the output of the head for them, [W, ...].
+        stop: see :func:`~amos_fairseq.downstream.prediction.batches`.
     """
-    model = model.to(device)
-    for batch in batches([len(sentence["tokens"]) for sentence in sentences], stop):
-        tokens = [sentences[place]["tokens"] for place in batch]
-        positions = [sentences[place]["positions"] for place in batch]
-        lengths = list(map(len, tokens))
-        with torch.inference_mode():
-            padded = pad_sequence(tokens, batch_first=True, padding_value=WordSequences.pad).to(device)
-            output = model(padded, word_positions=pad_words(positions, 0).to(device), lengths=lengths)
-        for place, words, row in zip(batch, positions, output.logits[head], strict=True):
-            yield place, row[: len(words)]
+
+    def inputs(indices: list[int]) -> dict[str, Any]:
+        positions = pad_words([sentences[index]["positions"] for index in indices], 0)
+        return pad_tokens([sentences[index]["tokens"] for index in indices]) | {"word_positions": positions}
+
+    def labels(output: WordOutput, indices: list[int]) -> Iterator[list]:
+        for index, row in zip(indices, output.logits[head], strict=True):
+            yield read_out(row[: len(sentences[index]["positions"])])
+
+    return predict(model, [len(sentence["tokens"]) for sentence in sentences], inputs, labels, device, stop)
+
+
+def most_likely(logits: Tensor) -> list[int]:
+    """Return the index of the label of each word, from logits [W, labels]."""
+    return logits.argmax(-1).tolist()
+
+
+def predict_column(
+    data: ColumnData, model: BaseFairseqModel, device: str, stop: threading.Event
+) -> tuple[Counter[str], list[str]]:
+    """Return what is right in the dev sentences (:meth:`Column.count`), and the lines of their predictions."""
+    column, sentences = data.column, [data.dev[index] for index in range(len(data.dev))]
+    predictions = predict_words(model, column.head, sentences, most_likely, device, stop)
+    counts: Counter[str] = Counter()
+    lines = []
+    for words, sentence, labels in zip(data.words, sentences, predictions, strict=True):
+        counts.update(column.count(sentence["labels"], labels))
+        for word, gold, label in zip(words, sentence["labels"], column.spell(labels, len(words)), strict=True):
+            lines.append(f"{word}\t{column.labels[gold]}\t{label}")
+        lines.append("")
+    return counts, lines
 
 
 def encode_sentences(
@@ -334,70 +349,41 @@ def encode_sentences(
     return sentences, encoded
 
 
-def counted_words(
-    loaded: LoadedCheckpoint, sentences: Sequence[Sentence], encoded: Sequence[Mapping], of_cut: str
-) -> str:
-    """Return the number of sentences and of the words that are cut, for a message; ``of_cut``: what these get."""
-    lost = [len(one.words) - len(read["positions"]) for one, read in zip(sentences, encoded, strict=True)]
-    if not any(lost):
-        return f"{len(lost):,} sentences"
-    longer = f"{sum(map(bool, lost)):,} sentences of more than {loaded.model.max_positions()} tokens"
-    return f"{len(lost):,} sentences; the last {sum(lost):,} words of {longer} {of_cut}"
+def predict_file(
+    loaded: LoadedCheckpoint, name: str, file: WordFile, read_out: Callable[[Tensor], list], for_cut: str, device: str
+) -> tuple[list[list], str]:
+    """Return what the head ``name`` predicts for the words of each sentence of a file that are not cut; and a message with the
+    number of sentences and of the words that are cut, which get ``for_cut``."""
+    sentences, encoded = encode_sentences(loaded, file, loaded.head(name))
+    predictions = predict_words(loaded.model, name, encoded, read_out, device)
+    cut = [len(sentence.words) - len(labels) for sentence, labels in zip(sentences, predictions, strict=True)]
+    counted = f"{len(cut):,} sentences"
+    if any(cut):
+        longer = f"{sum(map(bool, cut)):,} sentences of more than {loaded.model.max_positions()} tokens"
+        counted += f"; the last {sum(cut):,} words of {longer} {for_cut}"
+    return predictions, counted
 
 
-def predict_labels(
-    column: Column,
-    model: BaseFairseqModel,
-    sentences: Sequence[Mapping],
-    device: str,
-    stop: threading.Event | None = None,
-) -> list[list[int]]:
-    """Return the labels of the words of each sentence that are not cut; the arguments are those of :func:`predict_words`."""
-    predicted: list[list[int]] = [[] for _ in sentences]
-    for place, logits in predict_words(model, column.head, sentences, device, stop):
-        predicted[place] = logits.argmax(-1).tolist()
-    return predicted
-
-
-def predict_column(
-    data: ColumnData, model: BaseFairseqModel, device: str, stop: threading.Event
-) -> tuple[Counter[str], list[str]]:
-    """Return what is right in the dev sentences (:meth:`Column.count`), and the lines of their predictions."""
-    column, dev = data.column, data.dev
-    sentences = [dev[index] for index in range(len(dev))]
-    predicted = predict_labels(column, model, sentences, device, stop)
-    counts: Counter[str] = Counter()
-    lines = []
-    for words, sentence, labels in zip(data.words, sentences, predicted, strict=True):
-        counts.update(column.count(sentence["labels"], labels))
-        for word, gold, label in zip(words, sentence["labels"], column.spell(labels, len(words)), strict=True):
-            lines.append(f"{word}\t{column.labels[gold]}\t{label}")
-        lines.append("")
-    return counts, lines
-
-
-def label_file(
-    results: Path, file: Path, out: Path, column: str | None, names: Sequence[str] | None, device: str
-) -> str:
-    """Write the words of ``file`` with their labels in each column that an output of ``amos tag`` has, or in ``column`` alone,
-    by the run that is best on dev for it. Return what was done. ``names``: see :func:`read_sentences`."""
-    words = read_sentences(file, names, labeled=False)
-    words.report("tag")
+def label_words(words: WordFile, results: Path, name: str | None, out: Path, device: str) -> str:
+    """Write words with their labels in each column that ``results``, an output of ``amos tag``, has, or in the column ``name``
+    alone, by the run that is best on dev for it. Return what was done."""
     labels, done = [], []
     for task, loaded in load_best(results, Tagging.name, "amos tag"):
-        name = task.removeprefix(TASK_PREFIX).partition(OF)[0]
-        if column not in (None, name):
+        learned = task.removeprefix(TASK_PREFIX).partition(OF)[0]
+        if name not in (None, learned):
             continue
-        head = loaded.head(word_head_name(name))
-        of_run = Column(loaded.file.parent, head.name, head.labels, has_spans=head.kind == "spans")
-        sentences, encoded = encode_sentences(loaded, words, head)
-        predicted = predict_labels(of_run, loaded.model, encoded, device)
-        labels.append([of_run.spell(found, len(one.words)) for one, found in zip(sentences, predicted, strict=True)])
-        done.append(f"{out}, {name}: {counted_words(loaded, sentences, encoded, f'have the label {of_run.of_cut}')}")
+        head = loaded.head(word_head_name(learned))
+        column = Column(loaded.file.parent, head.name, head.labels, has_spans=head.kind == "spans")
+        for_cut = f"have the label {column.cut_label}"
+        predictions, counted = predict_file(loaded, column.head, words, most_likely, for_cut, device)
+        pairs = zip(words.sentences, predictions, strict=True)
+        labels.append([column.spell(predicted, len(sentence.words)) for sentence, predicted in pairs])
+        done.append(f"{out}, {learned}: {counted}")
     if not labels:
-        raise UserError(f"{results} has no column {column}: give another --column, or none for all")
-    rows = (zip(one.words, *found, strict=True) for one, *found in zip(words.sentences, *labels, strict=True))
-    text = "\n".join("".join("\t".join(row) + "\n" for row in of_sentence) for of_sentence in rows)
-    with explain_write_errors(out, "permit writing, or give another --out"):
-        write_text(out, text)
+        raise UserError(f"{results} has no column {name}: give another --column, or none for all")
+    rows = (
+        zip(sentence.words, *columns, strict=True) for sentence, *columns in zip(words.sentences, *labels, strict=True)
+    )
+    blocks = ("".join("\t".join(row) + "\n" for row in sentence) for sentence in rows)
+    write_predictions(out, ["\n".join(blocks)])
     return "\n".join(done)

@@ -1,4 +1,4 @@
-"""Sequence tagging: prepared sentences, and batches of ``<s> sentence </s>`` with one label a word, on its first piece.
+"""Prepared sentences, and batches of ``<s> sentence </s>`` with one label a word, on its first piece, or with trees.
 
 The files are those of :mod:`amos_fairseq.downstream.words.prepare`.
 """
@@ -29,6 +29,7 @@ CUT = "<cut>"  # in predictions: a word that the model did not read; CoNLL-U has
 NUM_SPECIAL = 2  # <s> and </s>
 # Target of a padded slot: cross_entropy ignores it.
 NO_LABEL = -100
+HEAD = "head"  # the array of the heads of words, of trees
 _HINT = "give the directory that amos prepare tagging wrote"
 
 
@@ -74,24 +75,25 @@ class Column:
         return main_score(self.has_spans)
 
     @property
-    def of_cut(self) -> str:
+    def cut_label(self) -> str:
         """The label that is written for a word that is cut."""
         return OUTSIDE if self.has_spans else CUT
 
     def spell(self, predicted: Sequence[int], num_words: int) -> list[str]:
         """Return the label of each word of a sentence, also of those at its end that are cut."""
-        return [*(self.labels[label] for label in predicted), *[self.of_cut] * (num_words - len(predicted))]
+        return [*(self.labels[label] for label in predicted), *[self.cut_label] * (num_words - len(predicted))]
 
     def count(self, gold: Sequence[int], predicted: Sequence[int]) -> Counter[str]:
         """Count what is right of the labels of a sentence: :func:`~amos_fairseq.inputs.schemes.count`."""
         return count([self.labels[i] for i in gold], [self.labels[i] for i in predicted], self.has_spans)
 
-    @property
-    def has_unlabeled(self) -> bool:
-        return (self.directory / f"{UNLABELED}.tokens.idx").exists()
-
     def read_words(self, split: str) -> list[list[str]]:
         return read_json_lines(self.directory / f"{split}.words.jsonl", _HINT, json.loads)
+
+
+def has_unlabeled(directory: Path) -> bool:
+    """Return whether prepared data have sentences without labels."""
+    return (directory / f"{UNLABELED}.tokens.idx").exists()
 
 
 def columns_by_head(
@@ -241,3 +243,32 @@ class MixedSentences(MixedTasks):
             name: {"target": batch["target"][rows], "labels": [batch["labels"][row] for row in rows.tolist()]}
             for name, rows in places.items()
         }
+
+
+class ParsedSentences(TaggedSentences):
+    """The sentences of a split with their trees. Words whose head is cut are not trained on."""
+
+    def __init__(self, directory: Path, split: str, num_relations: int, max_tokens: int, **options: Any) -> None:
+        super().__init__(directory, split, num_relations, max_tokens, **options)
+        self.num_relations = num_relations
+        self._heads = open_lines(f"{self.source}.{HEAD}", "give OUT/data/parsing-HASH of amos parse")
+
+    def heads(self, index: int) -> list[int]:
+        """Return the head of each word of a sentence, also of those that are cut: 0 for the root."""
+        return self._heads[int(self._rows[index])].tolist()
+
+    def add_labels(self, batch: dict[str, Any], samples: Sequence[dict[str, Any]]) -> None:
+        """Add what the data set of tagging adds, and ``all_words``, a Python int, with those that are cut.
+
+        ``target`` LongTensor [B,W] is head * number of relations + relation, ``NO_LABEL`` in padded slots and for words whose
+        head is cut.
+        """
+        super().add_labels(batch, samples)
+        relations, target = batch["target"], torch.full_like(batch["target"], NO_LABEL)
+        for row, sample in enumerate(samples):
+            num_kept = len(sample["positions"])
+            heads = torch.tensor(self.heads(sample["id"])[:num_kept], dtype=torch.long)
+            pairs = heads * self.num_relations + relations[row, :num_kept]
+            target[row, :num_kept] = pairs.where(heads <= num_kept, NO_LABEL)
+        all_words = sum(len(sample["labels"]) for sample in samples)
+        batch |= {"target": target, "nwords": int(target.ne(NO_LABEL).sum()), "all_words": all_words}

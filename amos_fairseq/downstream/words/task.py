@@ -1,5 +1,7 @@
-"""Sequence tagging, one label a word, such as parts of speech, chunks and named entities: fairseq's task and criterion."""
+"""Sequence tagging, one label a word, such as parts of speech, chunks and named entities, and dependency parsing (thesis,
+section 4.2.3): fairseq's tasks and criterions."""
 
+import dataclasses
 import logging
 import math
 from collections import Counter
@@ -18,6 +20,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from amos_fairseq.checkpoint_files import HeadOutputs
+from amos_fairseq.criterions.pretraining import mean
 from amos_fairseq.data.corpus import Vocabulary
 from amos_fairseq.downstream.labeled_task import (
     AVERAGE,
@@ -32,14 +35,16 @@ from amos_fairseq.downstream.words.dataset import (
     NO_LABEL,
     Column,
     MixedSentences,
+    ParsedSentences,
     TaggedSentences,
     WordSequences,
     columns_by_head,
+    has_unlabeled,
 )
-from amos_fairseq.downstream.words.model import WordModel
+from amos_fairseq.downstream.words.model import TREES, ParsingModel, WordModel
 from amos_fairseq.downstream.words.views import WithUnlabeled, WordOutput, add_cross_views, log_cross_views, parse_views
 from amos_fairseq.errors import UserError
-from amos_fairseq.experiments import SAMPLING_EXPONENT, TAGGING_VIEWS, VIEW_HEADS, VIEW_LAYERS, VIEW_TARGETS
+from amos_fairseq.experiments import PARSING_VIEWS, SAMPLING_EXPONENT, TAGGING_VIEWS, VIEW_LAYERS
 from amos_fairseq.inputs.schemes import main_score, scores
 from amos_fairseq.inputs.word_files import UNLABELED
 from amos_fairseq.setting_checks import setting
@@ -70,15 +75,6 @@ class SequenceTaggingConfig(LabeledTaskConfig):
     )
     view_layers: ChoiceEnum(list(VIEW_LAYERS)) = setting(
         "half", "layers that compute the one-sided states: the lower half, or all"
-    )
-    view_heads: ChoiceEnum(list(VIEW_HEADS)) = setting(
-        "all", "of several columns: those that an unlabeled batch trains, all or one that is drawn"
-    )
-    view_targets: ChoiceEnum(list(VIEW_TARGETS)) = setting(
-        "soft", "what a view learns of an unlabeled word: the predicted probabilities, or the most likely class alone"
-    )
-    view_confidence: float = setting(
-        0.0, "unlabeled words whose most likely class has a smaller probability are left out", "0 or more and below 1"
     )
     unlabeled_start: float = setting(
         0.1,
@@ -157,7 +153,7 @@ class SequenceTaggingTask(LabeledTask):
         datasets = [
             WordSequences(column.directory, UNLABELED, self.cfg.tokens_per_sentence, training=True)
             for column in self.columns.values()
-            if column.has_unlabeled
+            if has_unlabeled(column.directory)
         ]
         if not datasets:
             raise UserError("--views needs sentences without labels: prepare the data with --unlabeled")
@@ -191,6 +187,34 @@ class SequenceTaggingTask(LabeledTask):
     def total_updates(self) -> float:
         """Return the number of updates that the settings name; 0 for none, as with ``--max-epoch`` alone."""
         return self.cfg.max_update or self.cfg.total_num_update
+
+
+@dataclass
+class DependencyParsingConfig(SequenceTaggingConfig):
+    data: str = setting(MISSING, "OUT/data/parsing-HASH of amos parse")
+
+
+@register_task("dependency_parsing", dataclass=DependencyParsingConfig)
+class DependencyParsingTask(SequenceTaggingTask):
+    """Every sentence is an example; its labels are relations. Words beyond the model's length are cut, and in validation
+    wrong."""
+
+    model_class = ParsingModel
+    head_for = "dependency trees"
+    data_set = ParsedSentences
+    known_views = PARSING_VIEWS
+
+    @staticmethod
+    def head_name(column: Column) -> str:
+        return TREES
+
+    @property
+    def relations(self) -> list[str]:
+        return self.columns[TREES].labels
+
+    def add_head(self, model: ParsingModel) -> dict[str, HeadOutputs]:
+        model.register_parsing_head(len(self.relations))
+        return {TREES: dataclasses.replace(self.columns[TREES].outputs, kind="trees")}
 
 
 @dataclass
@@ -235,7 +259,7 @@ class SequenceTaggingCriterion(LabeledCriterion):
                     counts[f"{SCORED}{name}{suffix}"] = number
         loss, num_words = torch.stack(losses).sum(), sample["nwords"]
         log = {"ntokens": sample["ntokens"], "nsentences": sample["nsentences"], "sample_size": num_words}
-        loss, sums = add_cross_views(loss, output, sample, self.task)
+        loss, sums = add_cross_views(loss, output, sample)
         return loss, num_words, log | sums | counts | {"loss": loss.detach()}
 
     @staticmethod
@@ -262,6 +286,58 @@ class SequenceTaggingCriterion(LabeledCriterion):
                 metrics.log_derived(shown, lambda meters, c=column, n=name: round(score(c, n, meters), 2))
         if len(keys_of_columns) > 1:
             metrics.log_derived(AVERAGE, average)
+
+
+@register_criterion("dependency_parsing")
+class DependencyParsingCriterion(LabeledCriterion):
+    """L = -1/W sum_t log p((u, r) of word t), nats; p is one softmax over all heads u and relations r (thesis, section 4.2.3).
+
+    W is the number of words in an update. In validation ``uas`` and ``las`` are those of the most likely edge of each word,
+    which may be no tree; ``amos parse`` scores trees. With the task's ``--views``,
+    :func:`~amos_fairseq.downstream.words.views.add_cross_views` adds another term.
+    """
+
+    of_validation = ("uas", "las")
+
+    def __init__(self, task: Any) -> None:
+        super().__init__(task)
+        names = [label.partition(":")[0] for label in task.relations]
+        # The scores compare relations without their subtypes: the first relation of the same name stands for all.
+        self.register_buffer("plain_relations", torch.tensor([names.index(name) for name in names]), persistent=False)
+
+    def forward(self, model: Any, sample: dict, reduce: bool = True) -> tuple[Tensor, int, dict[str, Any]]:
+        """Return the summed loss (float32 scalar), the number of words, and the sums to log."""
+        output: WordOutput = model(**sample["net_input"])
+        scores = output.logits[TREES].flatten(2)  # [B,W,(1+W)R]
+        target = sample["target"]
+        loss = cross_entropy(scores.flatten(0, 1), target.flatten(), ignore_index=NO_LABEL, reduction="sum")
+        num_words = sample["nwords"]
+        log = {"ntokens": sample["ntokens"], "nsentences": sample["nsentences"], "sample_size": num_words}
+        loss, sums = add_cross_views(loss, output, sample)
+        if not model.training:
+            log |= self._counts(scores.argmax(-1), target) | {"_words": sample["all_words"]}
+        return loss, num_words, log | sums | {"loss": loss.detach()}
+
+    def _counts(self, predicted: Tensor, target: Tensor) -> dict[str, Tensor]:
+        """Count the right heads, and the right heads with the right relation, of pairs [B,W] int64."""
+        num_relations = len(self.plain_relations)
+        known = target.clamp(min=0)
+        right = target.ne(NO_LABEL) & (predicted // num_relations == known // num_relations)
+        relations, gold = (self.plain_relations[pairs % num_relations] for pairs in (predicted, known))
+        return {"_heads": right.sum(), "_edges": (right & (relations == gold)).sum()}
+
+    @staticmethod
+    def reduce_metrics(logging_outputs: list[dict[str, Any]]) -> None:
+        """Log the mean loss and, in validation, the scores over all ranks and accumulated batches."""
+        totals = log_loss(logging_outputs)
+        if "_words" not in totals:
+            return
+        for key in ("_words", "_heads", "_edges"):
+            metrics.log_scalar_sum(key, totals[key])
+        for name, key in (("uas", "_heads"), ("las", "_edges")):
+            metrics.log_derived(
+                name, lambda meters, key=key: round(100 * mean(meters[key].sum, meters["_words"].sum), 2)
+            )
 
 
 def log_loss(logging_outputs: list[dict[str, Any]]) -> dict[str, float]:

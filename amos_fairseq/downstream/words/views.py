@@ -24,7 +24,7 @@ from amos_fairseq.modules.encoder import one_sided
 
 CROSS_VIEWS = "cross_views."  # prefix of the weights of the modules, which only train
 REMOVED = 0.1  # of the words, section 4.3.2
-KL, UNLABELED_WORDS, CONFIDENT_WORDS, LABELED_LOSS = "_kl_", "_unlabeled_words", "_confident_words", "_labeled_loss"
+KL, UNLABELED_WORDS, LABELED_LOSS = "_kl_", "_unlabeled_words", "_labeled_loss"
 
 
 def parse_views(text: str, known: Sequence[str]) -> tuple[str, ...]:
@@ -290,67 +290,40 @@ class WithUnlabeled(FairseqDataset):
         return batch
 
 
-def add_cross_views(loss: Tensor, output: WordOutput, sample: dict, task: Any) -> tuple[Tensor, dict[str, Any]]:
+def add_cross_views(loss: Tensor, output: WordOutput, sample: dict) -> tuple[Tensor, dict[str, Any]]:
     """Add c sum_w sum_j KL(p_w || p_w^j) to the summed loss of labeled words, nats, float32 scalars (thesis, section 4.1.1).
 
     w are the unlabeled words of the batch; p is the prediction of a head, fixed and without dropout, and p^j that of a view.
-    The terms of several heads are added; with ``view_heads`` "one", those of a single head train, which each micro-batch draws
-    with the seed of its first sentence and the update (Table 4.3, without all-labeled). With the constant c, the expected
-    number of labeled words for an unlabeled one, division by the labeled words gives the mean over unlabeled words, and sums
-    over ranks and accumulated batches are exact. Words that are not :func:`confident` count as words without divergence.
-
-    Args:
-        task: ``SequenceTaggingTask``, for its settings of the views.
+    The terms of several heads are added. With the constant c, the expected number of labeled words for an unlabeled one,
+    division by the labeled words gives the mean over unlabeled words, and sums over ranks and accumulated batches are exact.
 
     Returns:
         The loss, as it is where there are no views, and the sums to log.
     """
     if not output.views:  # without unlabeled text, or before word dropout alone begins
         return loss, {}
-    cfg = task.cfg
     is_word = sample["net_input"]["unlabeled"]["word_positions"].ne(0)
-    is_hard = cfg.view_targets == "hard"
     sums: dict[str, Tensor] = {}
-    num_confident = 0.0
-    drawn = torch.randint(len(output.views), (), device=is_word.device)  # stays there: no wait for the device
-    for number, (head, views) in enumerate(output.views.items()):
-        fixed = output.fixed[head]
-        counted = confident(fixed, is_word, cfg.view_confidence)
-        num_confident = num_confident + counted.sum() / len(output.views)
+    for head, views in output.views.items():
         for view, scores in views.items():
-            total = summed_divergence(fixed, scores, counted, is_hard)
-            # The others are multiplied by 0, so that every module has a gradient on every rank.
-            sums[view] = sums.get(view, 0.0) + (total if cfg.view_heads == "all" else total * drawn.eq(number))
+            sums[view] = sums.get(view, 0.0) + summed_divergence(output.fixed[head], scores, is_word)
     log = {LABELED_LOSS: loss.detach(), UNLABELED_WORDS: sample["num_unlabeled_words"]}
     log |= {f"{KL}{view}": total.detach() for view, total in sums.items()}
-    if cfg.view_confidence:
-        log[CONFIDENT_WORDS] = num_confident
     return loss + sample["unlabeled_weight"] * sum(sums.values()), log
 
 
-def confident(fixed: Tensor, is_word: Tensor, least: float) -> Tensor:
-    """Return which words have a class of the probability ``least`` or more: [B,W] bool (thesis, section 4.5).
-
-    The arguments are those of :func:`summed_divergence`; of trees a class is a head with a relation.
-    """
-    return is_word & fixed.float().flatten(2).softmax(-1).amax(-1).ge(least)
-
-
-def summed_divergence(fixed: Tensor, scores: Tensor, is_word: Tensor, hard: bool = False) -> Tensor:
+def summed_divergence(fixed: Tensor, scores: Tensor, is_word: Tensor) -> Tensor:
     """Return sum_w KL(p_w || q_w), nats, a float32 scalar, with p = softmax(fixed) and q = softmax(scores) of word w.
 
     Args:
         fixed: [B,W,...] scores of all classes of a word, in one or more dimensions; they get no gradient.
         scores: the same shape.
         is_word: [B,W] bool, False at padded slots, which do not count.
-        hard: p is 1 for its most likely class and 0 for all others (thesis, section 4.5, hard targets).
 
     A class that is excluded, with the score -inf, must be so on both sides; it adds nothing.
     """
     log_p = fixed.detach().float().flatten(2).log_softmax(-1)
     log_q = scores.float().flatten(2).log_softmax(-1)
-    if hard:
-        log_p = torch.full_like(log_p, -torch.inf).scatter(-1, log_p.argmax(-1, keepdim=True), 0.0)
     p = log_p.exp()
     terms = torch.where(p > 0, p * (log_p - log_q), 0.0)  # not -inf - -inf
     return terms.sum(-1).masked_fill(~is_word, 0.0).sum()
@@ -358,14 +331,11 @@ def summed_divergence(fixed: Tensor, scores: Tensor, is_word: Tensor, hard: bool
 
 def log_cross_views(totals: dict[str, float]) -> None:
     """Log what :func:`add_cross_views` has summed, if anything: ``labeled_loss``, the mean over labeled words; ``kl_VIEW``, the
-    mean over unlabeled words, of each view that trains so far; ``cvt_loss``, their sum; with a threshold, ``confident_words``,
-    the share of unlabeled words that reach it."""
+    mean over unlabeled words, of each view that trains so far; ``cvt_loss``, their sum."""
     if LABELED_LOSS not in totals:
         return
     num_words, num_unlabeled = totals["sample_size"], totals[UNLABELED_WORDS]
     metrics.log_scalar("labeled_loss", mean(totals[LABELED_LOSS], num_words), num_words, round=4)
-    if CONFIDENT_WORDS in totals:
-        metrics.log_scalar("confident_words", mean(totals[CONFIDENT_WORDS], num_unlabeled), num_unlabeled, round=4)
     divergences = {key.removeprefix("_"): total for key, total in totals.items() if key.startswith(KL)}
     if divergences:
         divergences["cvt_loss"] = sum(divergences.values())

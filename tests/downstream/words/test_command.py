@@ -1,6 +1,5 @@
 """``amos tag`` before the training: settings without use, and what it refuses."""
 
-import dataclasses
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,7 +14,7 @@ from amos_fairseq.downstream.words.command import encode_sentences, open_tagging
 from amos_fairseq.downstream.words.dataset import WordSequences
 from amos_fairseq.errors import UserError
 from amos_fairseq.experiments import TAGGING_VIEWS
-from amos_fairseq.experiments.recipes import load_recipe
+from amos_fairseq.experiments.recipes import WORDS, load_recipe
 from amos_fairseq.experiments.session import PretrainedCheckpoint, Session
 from amos_fairseq.inputs.word_files import read_sentences
 from amos_fairseq.text.tokenization import load_tokenizer
@@ -32,23 +31,6 @@ def session(tmp_path, monkeypatch) -> Session:
     return Session(checkpoint, recipe, overrides, (1,), tmp_path / "out", ("cpu",), "float32", keep_checkpoints=False)
 
 
-def test_settings_of_a_recipe_without_use_are_left_out(session, tmp_path):
-    """So two trials that differ in such a setting alone are one."""
-    views = "tasks: {tagging: {views: 'full,forward', view_heads: one}}"
-    (tmp_path / "recipe.yaml").write_text(f"extends: electra\n{views}\ngrid: {{view_layers: [half, all]}}\n")
-
-    def trials(**flags):
-        recipe = load_recipe(str(tmp_path / "recipe.yaml"), "small", flags)
-        own = dataclasses.replace(session, recipe=recipe, overrides=flags)
-        of_columns = [word_trials(own, TAGGING_VIEWS, True, number) for number in (1, 2)]
-        assert [{trial.view_heads for trial in trials} for trials in of_columns] == [{"all"}, {"one"}]
-        return [(own.views, own.view_layers) for own in of_columns[0]]
-
-    assert trials() == [("full,forward", "half"), ("full,forward", "all")]
-    assert trials(views="word_dropout") == [("word_dropout", "half")]
-    assert trials(views="forward,full", view_layers="all") == [("full,forward", "all")]  # in one order
-
-
 def test_folders_that_cannot_be_used_are_refused_before_the_training(session, tmp_path):
     data = prepare_tagging(tmp_path)
     for folders, message in (
@@ -57,7 +39,7 @@ def test_folders_that_cannot_be_used_are_refused_before_the_training(session, tm
         ([session.out], r"is the directory of the data, which has a tagging\.json too"),
     ):
         with pytest.raises(UserError, match=message):
-            open_tagging(session, folders)
+            open_tagging(session, folders, session.recipe.trials_of(WORDS))
 
 
 @pytest.mark.parametrize("max_tokens", [3, 17, 40, 200])
@@ -84,7 +66,8 @@ def test_a_constant_label_and_sentences_that_train_too(session, tmp_path):
     prepare("tagging")([source, source, tmp_path / "tokenizer", pos, *NAMES_OF_COLUMNS, "--column", "pos"])
     tags = [tag for rows in make_sentences() for _, tag, _ in rows]
     most = max(set(tags), key=tags.count)
-    both = open_tagging(session, [pos, tmp_path / "data"])
+    trials = word_trials(session, TAGGING_VIEWS, with_unlabeled=False)
+    both = open_tagging(session, [pos, tmp_path / "data"], trials)
     (task,) = both.tasks.values()
     seen = "40 of 40 dev sentences train too: the scores may be too high"
     assert list(task.notes) == [f"pos: {seen}", f"ner: {seen}"]
@@ -94,10 +77,10 @@ def test_a_constant_label_and_sentences_that_train_too(session, tmp_path):
     assert (of_pos.num_scored, of_pos.scores) == (len(tags), {f"most frequent label ({most})": {"accuracy": share}})
     (scores,) = of_ner.scores.values()
     assert scores.keys() == {"f1", "precision", "recall", "accuracy"}
-    alone = open_tagging(session, [pos])
+    alone = open_tagging(session, [pos], trials)
     assert list(alone.constants()) == ["tagging-pos"]
     # The exponent of the columns' shares is part of a run's identity and flags, and noted if it is not that of the thesis.
-    by_size = open_tagging(session, [pos, tmp_path / "data"], 1.0)
+    by_size = open_tagging(session, [pos, tmp_path / "data"], trials, 1.0)
     for benchmark, exponent in ((alone, None), (both, 0.75), (by_size, 1.0)):
         run = benchmark.plan(benchmark.tasks.values())[0]
         flags = [] if exponent is None else ["--sampling-exponent", str(exponent)]

@@ -9,7 +9,7 @@ from small_models import logged
 
 from amos_fairseq.downstream.words.dataset import NO_LABEL
 from amos_fairseq.downstream.words.model import TREES, WordOutput
-from amos_fairseq.downstream.words.parsing_task import DependencyParsingConfig, DependencyParsingCriterion
+from amos_fairseq.downstream.words.task import DependencyParsingConfig, DependencyParsingCriterion
 
 RELATIONS = ["det", "nsubj", "nsubj:pass", "root"]
 

@@ -1,7 +1,6 @@
 """The task ``sequence_tagging``: its batches, its model, its files, errors, and its loss by hand."""
 
 import math
-import threading
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,7 +12,7 @@ from synthetic_tagging import prepare_tagging
 from torch import tensor
 
 from amos_fairseq.data import block_iterator
-from amos_fairseq.downstream.words.command import predict_words
+from amos_fairseq.downstream.words.command import most_likely, predict_words
 from amos_fairseq.downstream.words.dataset import Column
 from amos_fairseq.downstream.words.model import WordOutput
 from amos_fairseq.downstream.words.task import SequenceTaggingCriterion, SequenceTaggingTask
@@ -79,7 +78,7 @@ def test_nothing_is_computed_at_padding(data, packings):
     model(**batch["net_input"])
     assert [len(packing.slots) for packing in packings] == [sum(sentences.sizes[:5])]
     samples = [sentences[index] for index in range(len(sentences))]
-    list(predict_words(model, "ner_labels", samples, "cpu", threading.Event()))
+    predict_words(model, "ner_labels", samples, most_likely, "cpu")
     assert len(packings) > 1
     assert all(packing is not None for packing in packings)
 

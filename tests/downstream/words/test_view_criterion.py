@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from amos_fairseq.downstream.words.views import confident, summed_divergence
+from amos_fairseq.downstream.words.views import summed_divergence
 
 
 def test_two_words_by_hand() -> None:
@@ -15,25 +15,6 @@ def test_two_words_by_hand() -> None:
     scores = torch.tensor([[[1.0, 1.0], [-2.0, -2.0], [0.0, 9.0]]])
     found = summed_divergence(fixed, scores, torch.tensor([[True, True, False]]))
     assert float(found) == pytest.approx(0.75 * math.log(1.5) + 0.25 * math.log(0.5), rel=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("hard", "confidence", "counted"),
-    [(True, 0.0, (1.0, 1.0)), (True, 0.7, (1.0, 0.0)), (False, 0.76, (0.0, 0.0)), (False, 0.5, (1.0, 1.0))],
-)
-def test_hard_targets_and_confidence_by_hand(hard: bool, confidence: float, counted: tuple[float, float]) -> None:
-    """p = (3/4, 1/4) with q = (1/2, 1/2), and p = (1/3, 2/3) with q = (1/5, 4/5); the hard targets are the first class and the
-    second. The most likely classes have 3/4 and 2/3; a padded slot has a certain prediction."""
-    fixed = torch.tensor([[[math.log(3), 0.0], [0.0, math.log(2)], [99.0, 0.0]]])
-    scores = torch.tensor([[[1.0, 1.0], [0.0, math.log(4)], [0.0, 99.0]]], requires_grad=True)
-    is_word = confident(fixed, torch.tensor([[True, True, False]]), confidence)
-    found = summed_divergence(fixed, scores, is_word, hard)
-    first = 0.75 * math.log(1.5) + 0.25 * math.log(0.5)
-    second = math.log(5 / 3) / 3 + 2 / 3 * math.log(5 / 6)
-    terms = (math.log(2), math.log(1.25)) if hard else (first, second)
-    assert float(found.detach()) == pytest.approx(sum(a * b for a, b in zip(terms, counted, strict=True)), abs=1e-6)
-    found.backward()
-    assert scores.grad.any(-1).tolist() == [[*map(bool, counted), False]]
 
 
 def test_a_loop_in_float64() -> None:

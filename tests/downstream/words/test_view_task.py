@@ -235,51 +235,6 @@ def test_several_columns_share_unlabeled_sentences(ner, pos):
         make_task(pos, views="full")
 
 
-def test_hard_targets_and_a_threshold_of_the_task(ner):
-    """Words by hand in float64: the most likely class of those that have it with P, which half of them reach, counted."""
-    task = make_task(ner, views="full,past", unlabeled_start=0.0, view_targets="hard")
-    model, batch = build(task).eval(), batches(task)[0]
-    words = batch["net_input"]["unlabeled"]["word_positions"].ne(0).nonzero().tolist()
-    with torch.no_grad():
-        output = model(**batch["net_input"])
-        predictions = [output.fixed["ner_labels"][row, word].double().softmax(-1) for row, word in words]
-        least = task.cfg.view_confidence = float(np.median([float(p.max()) for p in predictions])) + 1e-6
-        loss, log = losses(task, model, batch)
-    divergence, num_confident = 0.0, 0
-    for (row, word), p in zip(words, predictions, strict=True):
-        if p.max() >= least:
-            num_confident += 1
-            for scores in output.views["ner_labels"].values():
-                divergence -= float(scores[row, word].double().log_softmax(-1)[p.argmax()])
-    assert 0 < num_confident < len(words)
-    assert float(log["_confident_words"]) == num_confident
-    assert float(loss - log["_labeled_loss"]) == pytest.approx(batch["unlabeled_weight"] * divergence, rel=1e-4)
-
-
-def test_one_column_at_a_time_learns_from_unlabeled_sentences(ner, pos):
-    """Each column is drawn in 5 to 15 of 20 updates (a fair coin leaves that with p = 0.012; the seed is fixed); the loss is
-    that of its modules alone, every module still has a gradient, and the draw is a function of the update."""
-    settings = {"views": "full,past", "unlabeled_start": 0.0}
-    all_columns, one = (make_task(ner, pos, view_heads=heads, **settings) for heads in ("all", "one"))
-    model, batch, drawn = build(one).train(), batches(one, size=9)[0], []
-    for update in (*range(20), 0):
-        gradients = []
-        for task in (one, all_columns):
-            model.zero_grad()
-            task.train_step(batch, model, SequenceTaggingCriterion(task, 0.0), Optimizer(), update)
-            views = model.cross_views.heads.named_parameters()
-            gradients.append({name: parameter.grad.clone() for name, parameter in views})
-        own, both = gradients
-        columns = {name: "ner" if "ner_labels" in name else "pos" for name in both}
-        assert set(columns.values()) == {"ner", "pos"}
-        assert all(gradient.any() for gradient in both.values())
-        (column,) = {columns[name] for name, gradient in own.items() if gradient.any()}
-        assert all(torch.equal(own[name], both[name]) for name in own if columns[name] == column)
-        drawn.append(column)
-    assert drawn[-1] == drawn[0]
-    assert 5 <= drawn[:-1].count("ner") <= 15
-
-
 def test_columns_with_unlabeled_sentences_of_their_own(ner, pos_and_more):
     """n = 20^0.25 |D|^0.75 = 12 and 20 sentences an epoch, in updates of 8; 25 epochs of 32 read the 30 + 20 others 16 times.
     Two ranks read what one does, and so does a resume."""
