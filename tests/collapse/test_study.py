@@ -62,15 +62,3 @@ def test_hugging_face_starts_where_a_row_starts(binarized_corpus: Path, tmp_path
     # Theirs is of the original text, ours of the text with samples.
     spread, expected = (values(run, "rtd_state_variance", "valid") for run in (theirs, ours))
     assert spread == pytest.approx(expected, rel=0.2)
-
-
-def test_unknown_rows_and_settings_are_one_line(tmp_path: Path) -> None:
-    refused = run("sweep", tmp_path, tmp_path, "--rows", "bass")
-    assert (refused.returncode, refused.stderr.count("\n")) == (1, 1), refused.stderr
-    assert "there is no row bass" in refused.stderr
-    refused = run("sweep", tmp_path, tmp_path, "--study", tmp_path / "absent.yaml")
-    assert (refused.returncode, refused.stderr.splitlines()[-1][-len(" is missing") :]) == (2, " is missing")
-    recipe = ["electra_mini", "--out", tmp_path, "task.data=DATA"]
-    refused = run("hugging_face", *recipe, "model.discriminator_lr_scale=1")
-    assert refused.returncode == 1
-    assert "give model.encoder=bert model.relative_position_scheme=none" in refused.stderr.splitlines()[-1]

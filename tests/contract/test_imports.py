@@ -6,8 +6,10 @@ Only ``functional/cuda`` imports Triton, and only ``model.kernels=triton`` on CU
 import functools
 import re
 import sys
+from collections.abc import Callable
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -21,6 +23,7 @@ WITHOUT_GROUND_FLOOR = {"functional", "modules"}
 KERNELS = "amos_fairseq.functional.cuda"
 
 
+@functools.cache
 def modules() -> dict[str, Path]:
     found = {}
     for path in (ROOT / "amos_fairseq").rglob("*.py"):
@@ -32,25 +35,41 @@ def modules() -> dict[str, Path]:
 @functools.cache
 def graph() -> dict[str, set[str]]:
     """The imports of each module, without those of the package itself, whose ``__init__`` registers all modules."""
-    known = modules()
+    known = dict(modules())
     del known["amos_fairseq"]
     return {name: known.keys() & set(imported_by(path, known)) - {name} for name, path in known.items()}
 
 
-def test_no_module_imports_itself_through_others() -> None:
+def folder_of(module: str) -> str:
+    """The folder of a module in the package, of a task in ``downstream``."""
+    parts = modules()[module].relative_to(ROOT / "amos_fairseq").parts[:-1]
+    return ".".join(parts[:2] if parts[:1] == ("downstream",) else parts[:1])
+
+
+@pytest.mark.parametrize("node", [str, folder_of], ids=["modules", "folders"])
+def test_none_imports_itself_through_others(node: Callable[[str], str]) -> None:
+    edges: dict[str, set[str]] = {}
+    for name, imported in graph().items():
+        edges.setdefault(node(name), set()).update(set(map(node, imported)) - {node(name), ""})
     try:
-        TopologicalSorter(graph()).prepare()
+        TopologicalSorter(edges).prepare()
     except CycleError as error:
         pytest.fail(" imports ".join(reversed(error.args[1])))
 
 
-def test_the_sources_are_read() -> None:
-    """Imports of four kinds: at the top, in a function, by name, of a module from its package."""
-    found = graph()
-    assert "amos_fairseq.modules.encoder" in found["amos_fairseq.models.amos"]
-    assert "amos_fairseq.data.corpus" in found["amos_fairseq.tasks.corpus_task"]
-    assert "amos_fairseq.functional.cuda.output_layer" in found["amos_fairseq.functional.output_layer"]
-    assert "amos_fairseq.hugging_face.custom_code" in found["amos_fairseq.hugging_face.export"]
+TASKS = "texts|words|spans"
+# What a module must not import, as patterns, where the table of CONTRIBUTING.md permits it.
+FORBIDDEN = [
+    (rf"downstream\.{task}\.", rf"downstream\.(?!{task}\b)({TASKS}|multi_task)\b") for task in TASKS.split("|")
+]
+FORBIDDEN += [(r"(report|probing|scoring|adaptation|flops|hugging_face)\.", r"downstream\.(\w+\.)*command\b")]
+
+
+@pytest.mark.parametrize(("place", "forbidden"), FORBIDDEN)
+def test_tasks_do_not_import_each_other_and_no_tool_a_command(place: str, forbidden: str) -> None:
+    edges = ((name, other) for name, imported in graph().items() for other in imported)
+    names = (tuple(name.removeprefix("amos_fairseq.") for name in edge) for edge in edges)
+    assert [edge for edge in names if re.match(place, edge[0]) and re.match(forbidden, edge[1])] == []
 
 
 def layer_of(module: str, paths: dict[str, Path]) -> str:
@@ -98,23 +117,17 @@ def test_only_the_kernels_import_triton_and_nothing_imports_them_at_its_top_leve
             assert not [each for each in imported_by(path, paths, at_top_level=True) if each.startswith(KERNELS)], name
 
 
-def test_the_kernels_without_triton_are_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "triton", None)
-    for name in [name for name in sys.modules if name.startswith("amos_fairseq.functional.cuda")]:
+@pytest.mark.parametrize(
+    ("found", "reason"),
+    [
+        (None, r"the package triton, .* is missing"),
+        # That of torch 2.6, whose compiler does not survive the kernels.
+        (SimpleNamespace(__version__="3.2.0", __spec__="found"), r"it needs Triton 3\.3 .* and found 3\.2\.0"),
+    ],
+)
+def test_the_kernels_without_triton_or_with_an_old_one_are_one_line(found, reason, monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "triton", found)
+    for name in [name for name in sys.modules if name.startswith(KERNELS)]:
         monkeypatch.delitem(sys.modules, name)
-    with pytest.raises(
-        UserError, match=r"^model\.kernels=triton does not work .*\(the package triton, .* is missing\): "
-    ):
-        require_triton(torch.device("cpu"), torch.nn.Linear(1, 1))
-
-
-def test_the_kernels_with_an_old_triton_are_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    """That of torch 2.6, whose compiler does not survive the kernels (tests/reliability/test_machine_code.py)."""
-    triton = pytest.importorskip("triton")
-    for name in [name for name in sys.modules if name.startswith("amos_fairseq.functional.cuda")]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setattr(triton, "__version__", "3.2.0")
-    with pytest.raises(
-        UserError, match=r"^model\.kernels=triton does not .*\(it needs Triton 3\.3 .* and found 3\.2\.0\): "
-    ):
+    with pytest.raises(UserError, match=rf"^model\.kernels=triton does not work .*\({reason}\): "):
         require_triton(torch.device("cpu"), torch.nn.Linear(1, 1))

@@ -3,11 +3,10 @@ and validation, on FakeTensors.
 
 A step fails on what CUDA or PyTorch's fused kernels would refuse (tests/helpers/fake_cuda.py): tensors of two devices in one
 operator, strides or dtypes that a kernel does not take, a host that reads a value. It also fails on a parameter without a
-gradient. Values are compared elsewhere. The last tests put defects back, and a step has to fail.
+gradient. Values are compared elsewhere.
 """
 
 import re
-from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -19,12 +18,12 @@ from fake_steps import VOCABULARY, FakeRun
 from saved_models import write_untrained
 from small_models import modern_config
 from synchronization import Operations
-from torch import Tensor, nn
+from torch import nn
 from torch._subclasses.fake_tensor import DataDependentOutputException
 
 from amos_fairseq.checkpoints import read
 from amos_fairseq.criterions.mlm import MlmCriterion
-from amos_fairseq.functional import attention, sampling
+from amos_fairseq.functional import attention
 from amos_fairseq.functional.attention import AttentionBias, fast_attention
 
 pytestmark = pytest.mark.slow
@@ -93,54 +92,16 @@ def test_deterministic_kernels(kernels: str, restored_determinism: None) -> None
     assert not any("cudnn" in name for name in operations.names)
 
 
-def fails(
-    error: type[Exception],
-    message: str | None,
-    recipe: str,
-    *overrides: str,
-    spoil: Callable[[nn.Module], object] = lambda model: None,
-) -> None:
-    with fake_cuda() as cuda:
-        run = FakeRun.of(cuda, recipe, overrides)
-        spoil(run.step.module)
-        with pytest.raises(error, match=message):
-            run.check_update(run.full)
-
-
-def test_cumulative_sums_of_pytorch_fail(monkeypatch: pytest.MonkeyPatch, restored_determinism: None) -> None:
-    monkeypatch.setattr(sampling, "running_sums", lambda values: values.cumsum(-1))
-    fails(CudaRuleError, "cumsum has no deterministic kernel", "electra_tiny", "model.deterministic=true")
-
-
-def test_a_bias_with_the_strides_of_a_transposed_table_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As it was: strides (12, 1, 6144, 12) at length 512."""
-
-    def toeplitz(values: Tensor) -> Tensor:
-        by_distance = values.t().contiguous()  # [2T-1,H], as the table gives it
-        return by_distance.t().unfold(-1, (values.size(-1) + 1) // 2, 1).flip(1)
-
-    def as_attention_mask(bias: AttentionBias, dtype: torch.dtype) -> Tensor | None:
-        parts = [part.to(dtype) for part in bias if part is not None]
-        return sum(parts).unsqueeze(0) if parts[0].ndim == 3 else sum(parts)
-
-    monkeypatch.setattr("amos_fairseq.modules.bert_encoder.toeplitz", toeplitz)
-    monkeypatch.setattr(attention, "as_attention_mask", as_attention_mask)
-    fails(CudaRuleError, r"mask.stride\(-1\) is", "amos_base", "model.encoder_layers=1", "model.kernels=fast")
-
-
-def test_a_head_in_float32_in_a_model_in_bfloat16_fails() -> None:
-    fails(CudaRuleError, "of one dtype", "electra_tiny", spoil=lambda model: model.detection_head.float())
-
-
-def test_a_parameter_that_nothing_uses_fails() -> None:
-    def add_layer(model: nn.Module) -> None:
-        model.left_over = nn.Linear(2, 1, device="cuda")
-
-    fails(AssertionError, "left_over", "mlm_tiny", spoil=add_layer)
-
-
-@pytest.mark.parametrize("defect", ["reads its loss", "makes a constant on the CPU"])
-def test_a_criterion_that_waits_or_uploads_fails(defect: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("defect", "error"),
+    [
+        ("reads its loss", DataDependentOutputException),
+        ("makes a constant on the CPU", AssertionError),
+        ("adds a parameter that nothing uses", AssertionError),
+        ("multiplies two dtypes", CudaRuleError),
+    ],
+)
+def test_a_defect_fails_the_step(defect: str, error: type[Exception], monkeypatch: pytest.MonkeyPatch) -> None:
     forward = MlmCriterion.forward
 
     def spoiled(self, *args, **kwargs):
@@ -149,8 +110,16 @@ def test_a_criterion_that_waits_or_uploads_fails(defect: str, monkeypatch: pytes
             float(loss.detach())
         return (loss * torch.ones(1).to(loss.device), *rest)
 
-    monkeypatch.setattr(MlmCriterion, "forward", spoiled)
-    fails(DataDependentOutputException if defect == "reads its loss" else AssertionError, None, "mlm_tiny")
+    with fake_cuda() as cuda:
+        run = FakeRun.of(cuda, "mlm_tiny")
+        if defect.startswith("adds"):
+            run.step.module.left_over = nn.Linear(2, 1, device="cuda")
+        elif defect.startswith("multiplies"):
+            run.step.module.mlm_head.float()
+        else:
+            monkeypatch.setattr(MlmCriterion, "forward", spoiled)
+        with pytest.raises(error):
+            run.check_update(run.full)
 
 
 MASK, CUDNN, VARLEN = "efficient_attention", "cudnn_attention", "_varlen_attn"
