@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from fake_cuda import fake_cuda
-from small_models import encoder_config
 from torch import Tensor
 from training_step import LiveBytes
 
@@ -24,7 +22,6 @@ from amos_fairseq.functional.attention import (
     reference_attention,
 )
 from amos_fairseq.functional.cpu import keep_scale, sample_keep_mask
-from amos_fairseq.modules.bert_encoder import BertEncoder
 
 B, H, D = 3, 2, 8  # d = 8 a head
 LENGTHS = (1, 7, 64, 65, 128, 192, 200)
@@ -201,25 +198,3 @@ def test_cpu_does_not_copy_the_bias() -> None:
     _, bias = random_inputs(7, "all", torch.float32)
     assert prepare_bias(bias, CPU, torch.float32) is bias
     assert prepare_bias(NO_BIAS, CUDA, torch.float32) == NO_BIAS
-
-
-@pytest.mark.parametrize("length", [512, 128, 65, 7])
-@pytest.mark.parametrize("has_padding", [False, True])
-@pytest.mark.parametrize("scheme", ["t5", "amos", "none"])
-def test_gpu_mask_has_the_layout_of_fused_kernels(scheme: str, has_padding: bool, length: int) -> None:
-    """``stride(-1) == 1`` or no kernel takes it; other strides in multiples of 8 elements or PyTorch copies it."""
-    positions = {"position_scheme": scheme, "position_buckets": 64, "position_max_distance": 128}
-    config = encoder_config(num_layers=1, width=24, num_heads=3, max_positions=512, **positions)
-    with fake_cuda():
-        encoder = BertEncoder(config).to("cuda", torch.bfloat16)
-        embeddings = torch.empty(2, length, 24, device="cuda", dtype=torch.bfloat16)
-        padding = torch.zeros(2, length, device="cuda", dtype=torch.bool) if has_padding else None
-        mask = encoder.attention_context(embeddings, padding).fixed
-        if mask is None:
-            assert scheme == "none"
-            assert not has_padding
-            return
-        assert mask.dtype == torch.bfloat16
-        assert mask.shape[-1] == length
-        assert mask.stride(-1) == 1
-        assert all(stride % 8 == 0 for stride in mask.stride()[:-1])

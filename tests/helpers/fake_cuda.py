@@ -29,7 +29,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 from amos_fairseq.compat import device_reads
-from amos_fairseq.errors import UserError, explain_os_errors
 from amos_fairseq.files import whole_file
 from amos_fairseq.functional import attention
 
@@ -160,7 +159,6 @@ def fake_cuda(capability: tuple[int, int] = (9, 0)) -> Iterator[FakeCuda]:
     other read raises PyTorch's ``DataDependentOutputException`` or :class:`CudaRuleError`.
 
     Raises:
-        UserError: there is no GPU, and no C++ compiler for the 60 lines that the autograd engine then needs.
         CudaRuleError: raised inside the context, see :func:`check_fused_attention` and :class:`CudaRules`.
     """
     mode = FakeTensorMode()  # created first: it imports torch._dynamo, which inspects torch.cuda
@@ -369,48 +367,15 @@ def device_guard() -> Iterator[None]:
 
 @functools.cache
 def load_guard() -> ctypes.CDLL:
-    """Compile ``fake_cuda.cpp`` against the installed PyTorch, once for each version of both (about five seconds).
-
-    Raises:
-        UserError: there is no C++ compiler, or it fails.
-    """
-    source = GUARD_SOURCE.read_bytes()
+    """Compile ``fake_cuda.cpp`` against the installed PyTorch, once for each version of both (about five seconds)."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "amos_fairseq"
-    key = hashlib.sha256(source + torch.__version__.encode() + torch.__file__.encode()).hexdigest()[:16]
-    library = cache / f"fake_cuda_{key}.so"
+    key = hashlib.sha256(GUARD_SOURCE.read_bytes() + torch.__version__.encode() + torch.__file__.encode()).hexdigest()
+    library, installed = cache / f"fake_cuda_{key[:16]}.so", Path(torch.__file__).parent
     if not library.exists():
-        with explain_os_errors(f"{cache} cannot be written", ": set XDG_CACHE_HOME to another folder"):
-            cache.mkdir(parents=True, exist_ok=True)
-            with whole_file(str(library)) as unfinished:
-                compile_guard(unfinished)
+        cache.mkdir(parents=True, exist_ok=True)
+        flags = f"-std=c++20 -O1 -shared -fPIC -D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}".split()
+        folders = [f"-I{installed / 'include'}", f"-L{installed / 'lib'}", "-ltorch_cpu", "-lc10"]
+        with whole_file(str(library)) as unfinished:
+            command = [*os.environ.get("CXX", "g++").split(), *flags, str(GUARD_SOURCE), "-o", unfinished, *folders]
+            subprocess.run(command, check=True)
     return ctypes.CDLL(str(library))
-
-
-def compile_guard(library: str) -> None:
-    """Write the shared library to the path ``library``; raise :class:`UserError` if that fails."""
-    installed = Path(torch.__file__).parent
-    compiler = os.environ.get("CXX", "g++").split()
-    command = [
-        *compiler,
-        "-std=c++20",
-        "-O1",
-        "-shared",
-        "-fPIC",
-        f"-I{installed / 'include'}",
-        f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}",
-        str(GUARD_SOURCE),
-        "-o",
-        library,
-        f"-L{installed / 'lib'}",
-        "-ltorch_cpu",
-        "-lc10",
-    ]
-    try:
-        subprocess.run(command, check=True, capture_output=True, text=True)
-    except FileNotFoundError:
-        raise UserError(
-            f"no C++ compiler ({compiler[0]}): without a GPU a traced step needs one; install g++ or set CXX"
-        ) from None
-    except subprocess.CalledProcessError as error:
-        reason = next((line for line in error.stderr.splitlines() if "error" in line), error.stderr.strip()[-200:])
-        raise UserError(f"{compiler[0]} cannot compile {GUARD_SOURCE}: {reason}") from error
