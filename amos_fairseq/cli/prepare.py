@@ -104,11 +104,6 @@ repeated."""
     vocabulary("--tokenizer", type=Path, metavar="DIR", help=text)
     add("--vocab-size", type=int, help=f"pieces to learn, without special symbols (default: {DEFAULT_VOCAB_SIZE})")
     text = (
-        "share of the text whose characters, the most frequent ones, have a piece (default: 0.9999, all of printable ASCII, "
-        "every character that occurs 5 times, at most in half of the pieces, and rarer ones in a twentieth)"
-    )
-    add("--character-coverage", type=float, metavar="SHARE", help=text)
-    text = (
         "a marker, such as [E1], that is one token wherever the text spells it, and is never masked, sampled or predicted; "
         "may be repeated; added to --vocab-size, or a piece of --tokenizer (what tokenizer.json calls special is protected)"
     )
@@ -122,9 +117,6 @@ repeated."""
     add("--valid-megabytes", type=float, default=4, help="hold out no more than this")
     add("--sample-megabytes", type=float, default=200, help="text to learn pieces from")
     add("--shard-megabytes", type=float, default=1000, help="maximum text of one shard")
-    text = "on N machines: encode part I of the shards, from 0 to N-1. Each machine reads all inputs, learns the same "
-    text += "vocabulary (or gets --tokenizer) and has its own --out; train with task.data=OUT0:OUT1:... (default: all shards)"
-    add("--shard", metavar="I/N", help=text)
 
 
 def add_glue(kinds: Any) -> None:

@@ -23,7 +23,7 @@ def run(arguments: argparse.Namespace) -> None:
     import_fairseq()
     from amos_fairseq.data.corpus import Vocabulary, corpus_directories, shard_directories, verify_files
 
-    directories = corpus_directories(shard_directories(arguments.data), needs_all=False)
+    directories = corpus_directories(shard_directories(arguments.data))
     if Vocabulary.of_corpus(directories, None).load_tokenizer() is None:
         raise UserError(
             f"{arguments.data}: the corpus has no folder {TOKENIZER_DIRECTORY}: copy that folder again, or repeat amos prepare"

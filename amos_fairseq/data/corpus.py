@@ -104,30 +104,13 @@ def shard_record(directory: Path) -> dict[str, Any] | None:
     return None
 
 
-def corpus_directories(directories: list[Path], needs_all: bool = True) -> list[Path]:
-    """Return the shards of a corpus, given its directory, the directories of its parts (``--shard``), or the shards themselves.
-
-    ``needs_all``: refuse parts that are not all there, in order, or made of other inputs or settings.
-    """
+def corpus_directories(directories: list[Path]) -> list[Path]:
+    """Return the shards of corpora, given their directories, or the shards themselves."""
     shards: list[Path] = []
-    parts: list[Any] = []
-    made_with: list[Any] = []
     for directory in directories:
         manifest = _read_manifest(directory)
-        if manifest is None or "." in manifest["shards"]:
-            shards.append(directory)
-            continue
-        shards += [directory / name for name in manifest["shards"]]
-        settings = manifest.get("settings", {})
-        if settings.get("part"):
-            parts.append(settings.pop("part"))
-            made_with.append([settings, manifest["inputs"], manifest["tokenizer"]])
-    in_order = [[index, len(parts)] for index in range(len(parts))]
-    if needs_all and (parts != in_order or any(each != made_with[0] for each in made_with)):
-        raise UserError(
-            f"{':'.join(map(str, directories))} is not the whole corpus: give the directories of all parts of amos prepare "
-            "--shard, from 0 on, as DIR0:DIR1:...; all are made of the same inputs, with the same settings"
-        )
+        is_shard = manifest is None or "." in manifest["shards"]
+        shards += [directory] if is_shard else [directory / name for name in manifest["shards"]]
     return shards
 
 

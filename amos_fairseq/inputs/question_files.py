@@ -182,7 +182,7 @@ def characters_of(text: str) -> list[str]:
 
 
 UNITS_OF = {"words": words_of, "characters": characters_of}
-OF_CHARACTERS = "EM and F1 compare characters, as MLQA's script does for Chinese (--score-by words compares words)"
+OF_CHARACTERS = "EM and F1 compare characters, as MLQA's script does for Chinese"
 
 
 def fitting_units(contexts: Iterable[str]) -> str:

@@ -1,8 +1,7 @@
 """``amos prepare text``: convert raw text to a binarized corpus for ``fairseq-train``.
 
 OUT/.prepare/made_of                hash of settings and inputs: the same command continues here
-             text/                  the inputs in one pass: files of documents, validation text, sample for the vocabulary;
-                                    with --shard only those files of documents that this machine encodes are kept
+             text/                  the inputs in one pass: files of documents, validation text, sample for the vocabulary
              tokenizer/             learned from the sample, or the user's
              text/NNNNN.npz         a file of documents, encoded by one of the processes; its text is removed
              corpus/                all of them, joined by one writer; moved into OUT, corpus.json last
@@ -79,7 +78,6 @@ _LARGEST = {
     "valid_share": 0.99,
     **dict.fromkeys(("shard_megabytes", "valid_megabytes", "sample_megabytes"), 1_000_000_000),
     "vocab_size": LARGEST_VOCABULARY,
-    "character_coverage": 1,
 }
 _LIBRARIES = ("fairseq-fixed", "sentencepiece", "tokenizers")
 RARE_CHARACTER = "\U0001242b"  # a numeral in cuneiform, which no vocabulary has but as bytes
@@ -108,22 +106,16 @@ def run(arguments: argparse.Namespace) -> None:
         if tokenizer.protected:
             others = f" and {len(tokenizer.protected) - 10} more" if len(tokenizer.protected) > 10 else ""
             say(f"never masked, sampled or predicted: {' '.join(tokenizer.protected[:10])}{others}")
-        shards = shards_of(split, settings)
+        shards = shards_of(split, settings.shard_bytes)
         _encode(root, shards, workers)
         manifest = {"made_of": made_of} | _join(root, out, inputs, split, shards, settings, tokenizer)
         (root / "corpus" / CORPUS_FILE).write_text(json_text(manifest), encoding="utf-8")
         _publish(root / "corpus", out)
     say(describe_loss(manifest["train"], _advice(settings, manifest["train"])))
-    if settings.part is None:
-        say(f"{manifest['train']['tokens']:,} tokens to train on, {manifest['valid']['tokens']:,} to validate")
-    if getattr(arguments, "for_adapt", False):  # which has a recipe of its own
-        return
-    if settings.part is None:
+    say(f"{manifest['train']['tokens']:,} tokens to train on, {manifest['valid']['tokens']:,} to validate")
+    if not getattr(arguments, "for_adapt", False):  # which has a recipe of its own
         data = shlex.quote(f"task.data={manifest['task_data']}")
-    else:
-        say(f"{manifest['train']['tokens']:,} tokens to train on in {', '.join(shards)}")
-        data = f"task.data=OUT0:OUT1:..., the --out of all {settings.part[1]} parts in order"
-    say(f"done: train with {data} (fairseq-train DATA); counts and hashes in {out}/{CORPUS_FILE}")
+        say(f"done: train with {data} (fairseq-train DATA); counts and hashes in {out}/{CORPUS_FILE}")
 
 
 def _describe_inputs(paths: list[Path]) -> list[dict[str, Any]]:
@@ -177,10 +169,6 @@ def _read_inputs(text: Path, paths: list[Path], settings: CorpusSettings) -> Spl
         size = sum(file.stat().st_size for path in paths for file in files_of(path))
         with whole_folder(text) as directory, progress_bar(size, "read", "B") as bar:
             split = split_corpus(paths, directory, settings, bar.update)
-            kept = set(itertools.chain.from_iterable(shards_of(split, settings).values()))
-            for path in directory.glob("[0-9]*.txt"):
-                if path.name not in kept:
-                    path.unlink()
             (directory / record.name).write_text(json_text(dataclasses.asdict(split)), encoding="utf-8")
     return Split(**read_json(record, "what is unfinished was removed, repeat the command"))
 
@@ -200,29 +188,17 @@ def _make_tokenizer(root: Path, settings: CorpusSettings, workers: int) -> Token
 
 def _learn(sample: Path, settings: CorpusSettings, workers: int, directory: Path) -> None:
     use_threads(workers)
-    learn_tokenizer(
-        sample, settings.vocab_size, settings.cased, settings.protected or (), settings.character_coverage
-    ).save(directory)
+    learn_tokenizer(sample, settings.vocab_size, settings.cased, settings.protected or ()).save(directory)
 
 
-def shards_of(split: Split, settings: CorpusSettings) -> dict[str, list[str]]:
-    """Return the names of the files of text by shard, the validation text with the first; of a part only its own shards."""
-    groups, numbers = group_into_shards([sum(group) for group in split.train], settings.shard_bytes), itertools.count()
+def shards_of(split: Split, shard_bytes: int) -> dict[str, list[str]]:
+    """Return the names of the files of text by shard, the validation text with the first."""
+    groups, numbers = group_into_shards([sum(group) for group in split.train], shard_bytes), itertools.count()
     shards = {}
     for number, shard in enumerate(groups):
         files = [text_file(next(numbers)) for group in shard for _ in split.train[group]]
         shards["." if len(groups) == 1 else f"shard{number}"] = [VALID, *files] if number == 0 else files
-    if settings.part is None:
-        return shards
-    index, parts = settings.part
-    if len(shards) < parts:
-        advice = 0.9 * sum(map(sum, split.train)) / parts / _MEGABYTE
-        raise UserError(
-            f"--shard {index}/{parts}: the text has {len(shards)} of --shard-megabytes {settings.shard_bytes / _MEGABYTE:g}: "
-            f"give the same smaller number on all machines, such as {advice:.2g}"
-        )
-    start, end = (len(shards) * place // parts for place in (index, index + 1))
-    return dict(itertools.islice(shards.items(), start, end))
+    return shards
 
 
 def _encode(root: Path, shards: dict[str, list[str]], workers: int) -> None:
@@ -309,7 +285,7 @@ def _advice(settings: CorpusSettings, counts: dict[str, Any]) -> str:
         return "this tokenizer does not fit the text: give another one, or none, so that one is learned"
     if counts["dropped_share"] > counts["unknown_share"]:
         return "U+FFFD and control characters are removed: they stand for a wrong encoding, so convert the text again"
-    return "give a larger --vocab-size, --character-coverage or --sample-megabytes"
+    return "give a larger --vocab-size or --sample-megabytes"
 
 
 def _settings(arguments: argparse.Namespace) -> CorpusSettings:
@@ -343,26 +319,12 @@ def _settings(arguments: argparse.Namespace) -> CorpusSettings:
         text_column=arguments.text_column,
         document=arguments.document,
         protected=protected or None,
-        character_coverage=arguments.character_coverage,
-        part=_part(arguments.shard),
     )
 
 
-def _part(value: str | None) -> list[int] | None:
-    if value is None:
-        return None
-    index, number = map(int, value.split("/")) if re.fullmatch("[0-9]{1,6}/[0-9]{1,6}", value) else (0, 0)
-    if not index < number:
-        raise UserError(f"--shard {value}: give I/N, such as 0/2 on the first of two machines and 1/2 on the second")
-    return [index, number]
-
-
 def _read_tokenizer(arguments: argparse.Namespace, protected: list[str]) -> Tokenizer:
-    if refused := [
-        name for name in ("vocab_size", "character_coverage", "cased") if getattr(arguments, name) is not None
-    ]:
-        flag = refused[0].replace("_", "-")
-        raise UserError(f"--{flag} cannot be combined with --tokenizer, which determines it: leave one of them out")
+    if arguments.vocab_size is not None or arguments.cased is not None:
+        raise UserError("--tokenizer determines pieces and case: leave out --vocab-size, --cased and --uncased")
     tokenizer = load_tokenizer(arguments.tokenizer)
     if protected:
         tokenizer = tokenizer.with_protected(protected)

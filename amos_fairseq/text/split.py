@@ -42,8 +42,6 @@ class CorpusSettings:
     text_column: str = TEXT_COLUMN
     document: str = BLANK  # what ends a document of plain text
     protected: list[str] | None = None  # tokens of a learned vocabulary; a given tokenizer has its own
-    character_coverage: float | None = None  # of a learned vocabulary; None: the rule of vocabulary.py
-    part: list[int] | None = None  # index and number: one of several machines, which encodes some of the shards
 
     def describe(self) -> dict[str, Any]:
         """Return the settings for ``corpus.json``; two runs with equal settings and inputs write the same bytes."""

@@ -5,7 +5,6 @@ All later steps use the ``tokenizer.json``. Its ids are the rows of our embeddin
 """
 
 import io
-import math
 import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -40,30 +39,23 @@ _CONTROL = r"[\x00-\x08\x0e-\x1f\x7f\x{80}-\x{84}\x{86}-\x{9f}]"
 _OTHER_SPACE = r"[\s\x{200b}\x{200e}\x{200f}\x{2581}\x{feff}\x{fffd}&&[^ ]]"
 
 
-def learn_tokenizer(
-    sample: Path, vocab_size: int, cased: bool, protected: Sequence[str] = (), character_coverage: float | None = None
-) -> FastTokenizer:
+def learn_tokenizer(sample: Path, vocab_size: int, cased: bool, protected: Sequence[str] = ()) -> FastTokenizer:
     """Learn exactly ``vocab_size`` pieces, without fairseq's symbols, ``<mask>`` and the ``protected`` tokens."""
     normalizer = sentencepiece_rules(cased)
-    model = train_sentencepiece(sample, vocab_size, normalizer, protected, character_coverage)
+    model = train_sentencepiece(sample, vocab_size, normalizer, protected)
     return from_sentencepiece(model, normalizer, protected)
 
 
-def choose_characters(
-    counts: Mapping[str, int], vocab_size: int, ascii_characters: Collection[str], coverage: float | None = None
-) -> set[str]:
-    """Return the characters that get a piece: the most frequent ones that together make up ``coverage`` of the text.
-
-    None: ``ascii_characters``, those that make up ``CHARACTER_COVERAGE`` or occur ``OFTEN``, at most half of the pieces that
-    ASCII leaves, and rarer ones, up to a twentieth of all pieces.
+def choose_characters(counts: Mapping[str, int], vocab_size: int, ascii_characters: Collection[str]) -> set[str]:
+    """Return the characters that get a piece: ``ascii_characters``, the most frequent ones that together make up
+    ``CHARACTER_COVERAGE`` of the text or occur ``OFTEN``, at most half of the pieces that ASCII leaves, and rarer ones, up to a
+    twentieth of all pieces.
     """
-    chosen, often, few, most = set(), math.inf, 0, math.inf
-    if coverage is None:
-        chosen, coverage, often = set(ascii_characters), CHARACTER_COVERAGE, OFTEN
-        few, most = len(chosen) + vocab_size // 20, (len(chosen) + vocab_size) // 2
-    needed, covered = coverage * sum(counts.values()), 0
+    chosen, covered = set(ascii_characters), 0
+    few, most = len(chosen) + vocab_size // 20, (len(chosen) + vocab_size) // 2
+    needed = CHARACTER_COVERAGE * sum(counts.values())
     for character, count in sorted(counts.items(), key=lambda item: (-item[1], item[0])):
-        if len(chosen) >= most or (covered >= needed and count < often and len(chosen) >= few):
+        if len(chosen) >= most or (covered >= needed and count < OFTEN and len(chosen) >= few):
             break
         chosen.add(character)
         covered += count
@@ -97,11 +89,7 @@ def cut_long_line(line: str, limit: int = LONGEST_LINE_BYTES) -> Iterator[str]:
 
 
 def train_sentencepiece(
-    sample: Path,
-    vocab_size: int,
-    normalizer: normalizers.Normalizer,
-    protected: Sequence[str] = (),
-    character_coverage: float | None = None,
+    sample: Path, vocab_size: int, normalizer: normalizers.Normalizer, protected: Sequence[str] = ()
 ) -> bytes:
     """Return a SentencePiece model of ``vocab_size`` pieces behind ``<unk>`` and a tab, learned from the normalized sample."""
     lines = [normalizer.normalize_str(line) for line in sample_lines(sample, protected)]
@@ -110,7 +98,7 @@ def train_sentencepiece(
         counts.update(line)
     del counts[" "], counts[_RESERVED]
     ascii_characters = set(normalizer.normalize_str(PRINTABLE_ASCII))
-    chosen = choose_characters(counts, vocab_size, ascii_characters, character_coverage)
+    chosen = choose_characters(counts, vocab_size, ascii_characters)
     others = re.escape("".join({*counts, _RESERVED} - chosen))
     without_others = (re.sub(f"[{others}]", _NO_PIECE, line) for line in lines)
     model = io.BytesIO()
@@ -139,7 +127,7 @@ def train_sentencepiece(
         advice = f"give text with letters ({error})"
         if limit is not None:
             bound = "at most" if limit[1].endswith("<=") else "at least"
-            advice = f"give {bound} {int(limit[2]) - _NOT_LEARNED}, or another text or --character-coverage"
+            advice = f"give {bound} {int(limit[2]) - _NOT_LEARNED}, or another text"
         raise UserError(f"no vocabulary of --vocab-size {vocab_size} can be learned from the text: {advice}") from error
     return model.getvalue()
 

@@ -129,6 +129,8 @@ def test_existing_tokenizer(corpus, inputs, tmp_path):
     assert (other / "dict.txt").read_bytes() == (out / "tokenizer" / "dict.txt").read_bytes()
     found = read_binarized(other / "train") + read_binarized(other / "valid")
     assert Counter(found) == encode_naively(out, DOCUMENTS[len(DOCUMENTS) // 3 :])
+    tokens = [make_task(data).count_training_tokens() for data in (out, other, f"{out}:{other}")]
+    assert (tokens[0] + tokens[1]).equal(tokens[2]), "two corpora are one"
 
 
 def test_hugging_face_tokenizer(inputs, tmp_path):

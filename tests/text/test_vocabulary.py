@@ -59,20 +59,17 @@ COUNTS = {"a": 5000, "é": 4970, "ü": 10, "¿": 5, "q": 4, "¡": 3, "ñ": 3, "�
 
 
 @pytest.mark.parametrize(
-    ("size", "coverage", "characters"),
+    ("size", "characters"),
     [
-        (4000, None, "abéü¿q¡ñí中國"),  # a twentieth has room for all
-        (20, None, "abéü¿q¡ñí中"),  # 99.99 %: all but one occurrence
-        (10, None, "abéü¿q"),  # half of the pieces that "a" and "b" leave
-        (2, None, "ab"),
-        (10, 1.0, "aéü¿q¡ñí中國"),
-        (10, 0.5, "a"),
-        (10, 0.9971, "aéü"),
+        (4000, "abéü¿q¡ñí中國"),  # a twentieth has room for all
+        (20, "abéü¿q¡ñí中"),  # 99.99 %: all but one occurrence
+        (10, "abéü¿q"),  # half of the pieces that "a" and "b" leave
+        (2, "ab"),
     ],
 )
-def test_chosen_characters(size, coverage, characters):
+def test_chosen_characters(size, characters):
     """By hand; "a" and "b" stand for ASCII."""
-    assert choose_characters(COUNTS, size, "ab", coverage) == set(characters)
+    assert choose_characters(COUNTS, size, "ab") == set(characters)
 
 
 def test_many_rare_characters_and_few_frequent_ones():
@@ -94,11 +91,3 @@ def test_ordinary_characters_come_back(cased, tmp_path):
     assert "<unk>" in tokenizer.encode("▅")
     assert "<unk>" in tokenizer.encode(CHINESE[399])
     assert not any(mark in piece for piece in tokenizer.dictionary_symbols for mark in "▅\t")
-
-
-def test_given_coverage(tmp_path):
-    """The characters of the text alone, as of amino acids, in as many pieces."""
-    sample = write(tmp_path / "sample.txt", words("ACDEFGHIKLMNPQRSTVWY", 2000, 40, 5))
-    tokenizer = learn_tokenizer(sample, 25, True, character_coverage=1.0)
-    assert set("▁ACDEFGHIKLMNPQRSTVWY") <= set(tokenizer.dictionary_symbols)
-    assert len(tokenizer) == 25
