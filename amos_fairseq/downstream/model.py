@@ -174,7 +174,8 @@ class FineTunedModel(BaseFairseqModel):
             if not is_of_head(key) and not same_shape(key, state_dict, here):
                 raise UserError(
                     "the checkpoint holds another encoder than the flags describe: "
-                    f"{describe_mismatch(key, state_dict, here)}; {_advice(key, state_dict, here)}"
+                    f"{describe_mismatch(key, state_dict, here)}; give its --arch, sizes, --layers, --max-positions and "
+                    "--relative-position-scheme, and data that were binarized with its tokenizer (SAVE_DIR/tokenizer)"
                 )
         unused = [key for key in state_dict if is_of_head(key) and not same_shape(key, state_dict, here)]
         if MIXTURE + "scores" in unused:  # of another number of layers
@@ -333,16 +334,3 @@ def scale_of(bits: Tensor | None) -> tuple[float, float]:
     if not (math.isfinite(mean) and 0 < deviation < math.inf):
         raise ValueError("the scale of a head is no finite mean with a deviation above 0")
     return mean, deviation
-
-
-def _advice(key: str, checkpoint: dict[str, Tensor], here: dict[str, Tensor]) -> str:
-    if key in checkpoint and key in here and checkpoint[key].size(-1) == here[key].size(-1):
-        if "embed_positions" in key:
-            return "give the checkpoint's --max-positions"
-        if key.startswith(EMBEDDING):
-            return "binarize the task with the tokenizer of the checkpoint (SAVE_DIR/tokenizer)"
-    if key in here and key not in checkpoint and key.startswith(f"{ENCODER}layers."):
-        return "give the --layers with which the checkpoint was fine-tuned, or its --arch and sizes"
-    if "relative_position" in key:
-        return "give the checkpoint's --relative-position-scheme and its sizes"
-    return "give the checkpoint's --arch and sizes"

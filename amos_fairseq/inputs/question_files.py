@@ -35,7 +35,6 @@ FORMS = (
     ".parquet and folders of datasets: docs/converting.md has commands for other files"
 )
 LARGEST_FILE_BYTES = 256 << 20  # decompressed; the training set of SQuAD 2.0 has 40 MiB
-NAMED = 5  # ids in a note
 
 
 class Answer(NamedTuple):
@@ -153,10 +152,6 @@ def _question(node: dict[str, Any]) -> Question:
         pairs = [(answer["text"], answer["answer_start"]) for answer in answers]
     answers = tuple(Answer(text_in(text), whole_number(start, -LARGEST_COUNT)) for text, start in pairs if text.strip())
     return Question(name, text_in(node["question"]), answers, not answers)
-
-
-def named(ids: Sequence[str]) -> str:
-    return ", ".join([*(f"{name:.60}" for name in ids[:NAMED]), *(["..."] if len(ids) > NAMED else [])])
 
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")

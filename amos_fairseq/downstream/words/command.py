@@ -32,7 +32,7 @@ from amos_fairseq.downstream.words.dataset import (
     word_head_name,
     words_that_fit,
 )
-from amos_fairseq.downstream.words.prepare import WordSource, prepare_tagging_inside
+from amos_fairseq.downstream.words.prepare import WordSource, prepare_inside
 from amos_fairseq.downstream.words.views import CROSS_VIEWS, WordOutput, parse_views
 from amos_fairseq.errors import UserError
 from amos_fairseq.experiments import SAMPLING_EXPONENT, TAGGING_VIEWS
@@ -83,7 +83,7 @@ def main(args: argparse.Namespace) -> None:
     else:
         trials = trials_of_files(session, TAGGING_VIEWS, args.unlabeled)
         with session.preparing() as tokenizer:
-            folders = [prepare_tagging_inside(session.out, WordSource.of(args), tokenizer)]
+            folders = [prepare_inside(session.out, Tagging.name, WordSource.of(args), tokenizer)]
     run_and_print(open_tagging(session, folders, trials, args.sampling_exponent))
 
 

@@ -14,7 +14,6 @@ from amos_fairseq.downstream.words.views import (
     CROSS_VIEWS,
     CrossViews,
     WordOutput,
-    number_of_view_layers,
     predict_views,
 )
 from amos_fairseq.errors import UserError
@@ -152,7 +151,9 @@ class WordModel(FineTunedModel):
         """
         if self.cfg.freeze_encoder:
             raise UserError("--views train the encoder, which --freeze-encoder keeps as it is: leave one of them out")
-        num_layers = number_of_view_layers(view_layers, len(self.encoder.layers))
+        num_layers = len(self.encoder.layers)
+        if view_layers == "half":
+            num_layers = max(1, num_layers // 2)
         self.cross_views = CrossViews(self.cfg.encoder_embed_dim, views, self.word_heads, num_layers, mask)
         self.initialize(self.cross_views)
 

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -27,7 +28,7 @@ from amos_fairseq.downstream.words.command import (
 )
 from amos_fairseq.downstream.words.dataset import HEAD, Column, ParsedSentences
 from amos_fairseq.downstream.words.model import TREES
-from amos_fairseq.downstream.words.prepare import WordSource
+from amos_fairseq.downstream.words.prepare import WordSource, prepare_inside
 from amos_fairseq.downstream.words.views import CROSS_VIEWS
 from amos_fairseq.errors import UserError
 from amos_fairseq.experiments import PARSING_VIEWS
@@ -38,9 +39,8 @@ from amos_fairseq.experiments.session import Session, find_devices, session_from
 from amos_fairseq.experiments.table import run_and_print
 from amos_fairseq.files import write_text
 from amos_fairseq.inputs.files import read_lines
-from amos_fairseq.inputs.word_files import WordFile, heads_of, read_conllu
+from amos_fairseq.inputs.word_files import Sentence, WordFile, heads_of, read_conllu
 from amos_fairseq.text.encoding import BinarizedFile
-from amos_fairseq.text.prepared_data import prepared_data
 from amos_fairseq.text.tokenization.tokenizer import Tokenizer
 from amos_fairseq.untrusted import read_text
 
@@ -60,8 +60,8 @@ def main(args: argparse.Namespace) -> None:
     session = session_from(args)
     trials = trials_of_files(session, PARSING_VIEWS, args.unlabeled)
     with session.preparing() as tokenizer:
-        data = prepare_parsing_inside(session.out, TreebankSource.of(args), tokenizer)
-    run_and_print(open_parsing(session, data, trials))
+        folder = prepare_inside(session.out, NAME, TreebankSource.of(args), tokenizer)
+    run_and_print(open_parsing(session, folder, trials))
 
 
 @dataclass(frozen=True)
@@ -82,28 +82,22 @@ class TreebankSource(WordSource):
                 raise UserError(f"{where}: the heads are no tree with one root: correct them")
         return file
 
-
-def prepare_parsing_inside(out: Path, source: TreebankSource, tokenizer: Tokenizer) -> Path:
-    """Return the treebanks prepared inside of OUT of ``amos parse``."""
-    description = source.describe(tokenizer)
-
-    def write(directory: Path) -> None:
-        splits = source.write(directory, tokenizer, description)
+    def write(self, directory: Path, tokenizer: Tokenizer, description: dict[str, Any]) -> dict[str, list[Sentence]]:
+        splits = super().write(directory, tokenizer, description)
         for split in ("train", "valid"):
             with BinarizedFile(f"{directory / split}.{HEAD}", None) as file:
                 for sentence in splits[split]:
                     file.add_line(list(map(int, sentence.columns[HEAD])))
-        (directory / "valid.conllu").write_text(text_of(source.dev), encoding="utf-8", newline="")
-
-    return prepared_data(out, NAME, description, write)
+        (directory / "valid.conllu").write_text(text_of(self.dev), encoding="utf-8", newline="")
+        return splits
 
 
 def text_of(path: Path) -> str:
     return "".join(line for _, line in read_lines(path))
 
 
-def open_parsing(session: Session, data: Path, trials: tuple[Hyperparameters, ...]) -> "Parsing":
-    column = Column.of(usable_folder(data))
+def open_parsing(session: Session, folder: Path, trials: tuple[Hyperparameters, ...]) -> "Parsing":
+    column = Column.of(usable_folder(folder))
     # As in the thesis, the labels of trees are not smoothed.
     trials = different(dataclasses.replace(trial, label_smoothing=0.0) for trial in trials)
     opened = ColumnData.open(session, column, any(trial.views for trial in trials), ParsedSentences)

@@ -101,10 +101,6 @@ class WordSource:
         settings = {name: getattr(self, name) for name in ("column", "columns", "encoding", "labeled", "unlabeled")}
         return settings | ({"unlabeled": "file"} if UNLABELED in self.files else {})
 
-    @property
-    def dev_name(self) -> Path | str:
-        return self.dev or "the dev set"
-
     def read_labeled(self, path: Path) -> WordFile:
         return read_sentences(path, self.columns, self.column)
 
@@ -174,14 +170,11 @@ class WordSource:
                 f"{split}: {numbers['sentences']} sentences, {numbers['words']} words, {numbers['pieces']} pieces "
                 f"({numbers['unknown']} unknown); longest sentence {numbers['longest']} pieces; {describe_loss(numbers)}"
             )
-        if empty := in_train["_"] + in_dev["_"]:
-            say(f"column {column}: {empty:,} words have the label _, which CoNLL-U writes where there is none")
         if seen:
             say(seen_note(seen, len(splits["valid"]), "sentences"))
         if new := sorted(in_dev.keys() - in_train.keys()):
-            say(
-                f"labels of {self.dev_name} that are not in {self.train} and cannot be learned: {shorten(' '.join(new), 100)}"
-            )
+            unknown = shorten(" ".join(new), 100)
+            say(f"labels of {self.dev or 'the dev set'} that are not in {self.train} and cannot be learned: {unknown}")
         return splits
 
 
@@ -193,10 +186,10 @@ def run(args: argparse.Namespace) -> None:
         say(f"done: amos tag --checkpoint RUN --data {shlex.quote(str(out))} --out RESULTS; counts in {out}/{MANIFEST}")
 
 
-def prepare_tagging_inside(out: Path, source: WordSource, tokenizer: Tokenizer) -> Path:
-    """Return what ``amos prepare tagging`` makes of the files, inside of OUT of ``amos tag``."""
+def prepare_inside(out: Path, kind: str, source: WordSource, tokenizer: Tokenizer) -> Path:
+    """Return what ``amos prepare tagging`` makes of the files, or the same with trees, inside of OUT of a command."""
     description = source.describe(tokenizer)
-    return prepared_data(out, "tagging", description, lambda folder: source.write(folder, tokenizer, description))
+    return prepared_data(out, kind, description, lambda folder: source.write(folder, tokenizer, description))
 
 
 def convert_spans(files: Sequence[WordFile], column: str) -> bool:

@@ -203,11 +203,6 @@ def evaluating(model: nn.Module) -> Iterator[None]:
             module.training = True
 
 
-def number_of_view_layers(setting: str, num_layers: int) -> int:
-    """Return how many of the lower layers of an encoder the views with one direction read."""
-    return num_layers if setting == "all" else max(1, num_layers // 2)
-
-
 class WithUnlabeled(FairseqDataset):
     """Each labeled sentence of an epoch with one unlabeled sentence, so that their batches have the same size (Table 4.1).
 

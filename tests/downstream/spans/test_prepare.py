@@ -52,7 +52,7 @@ def test_files_have_every_question_and_paragraph(data):
             assert list(zip(*(part.tolist() for part in split.offsets(number)), strict=True)) == spans
 
 
-def test_inexact_answers_are_counted_and_listed(tmp_path):
+def test_inexact_answers_are_counted(tmp_path):
     """A misplaced answer is not trained on; one that ends inside a token is extended to it."""
     squad = make_squad(seed=2)
     first, second, third = squad["data"][0]["paragraphs"][0]["qas"][:3]
@@ -63,8 +63,6 @@ def test_inexact_answers_are_counted_and_listed(tmp_path):
     facts = read_manifest(data / MANIFEST)["splits"]["train"]
     assert facts["answers"] == {"exact": 56, "wider": 1, "lost": 0, "misplaced": 1}
     assert facts["untrainable"] == 1
-    assert facts["named"]["misplaced"] == [{"id": first["id"], "answer": "no such text", "tokens_give": ""}]
-    assert facts["named"]["wider"][0]["tokens_give"] == "colour"
     split = SquadSplit(data, "train")
     assert [not example.spans for example in split.examples[:3]] == [True, False, False]
     assert split.examples[2].answers[0].text == third["answers"][0]["text"]
@@ -93,8 +91,6 @@ def test_refusals(data, tmp_path, capsys):
     source, tokenizer, out = data.parent / "squad.json", data.parent / "tokenizer", tmp_path / "out"
     (tmp_path / "text.json").write_text("no json")
     (tmp_path / "cut.json.xz").write_bytes(lzma.compress(source.read_bytes())[:-30])
-    with (tmp_path / "huge.json").open("wb") as file:
-        file.truncate(1 << 40)  # which takes no space
     for arguments, message in (
         ([tmp_path / "text.json", source, tokenizer, out], "text.json does not have the layout (is not JSON"),
         ([tmp_path / "cut.json.xz", source, tokenizer, out], "cut.json.xz is damaged"),
@@ -105,7 +101,6 @@ def test_refusals(data, tmp_path, capsys):
             [source, source, tokenizer, data, "--max-train-questions", 3],
             "is not empty, and was not made of these",
         ),
-        ([source, tmp_path / "huge.json", tokenizer, out], "huge.json holds more than 256 MiB"),
     ):
         assert message in error_line(capsys, main, *arguments, reports_progress=True), arguments
     assert not out.exists()
