@@ -3,12 +3,9 @@
 The card states what is in the checkpoint and in the result beside it, in the words of ``model_card.jinja``.
 """
 
-import dataclasses
 import html
 import json
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,11 +19,10 @@ from amos_fairseq.files import check_new_folder, explain_write_errors, file_sha2
 from amos_fairseq.hugging_face import custom_code
 from amos_fairseq.hugging_face.config import CONFIG_FILE, hugging_face_config
 from amos_fairseq.hugging_face.import_folder import WEIGHTS_FILE
-from amos_fairseq.hugging_face.parts import Choice, Part, choose_part, heads_by_task
+from amos_fairseq.hugging_face.parts import Part, choose_part
 from amos_fairseq.hugging_face.verify import verify_folder
 from amos_fairseq.hugging_face.weights import CUSTOM, in_their_rows, to_hugging_face
 from amos_fairseq.modules.bert_encoder import BertEncoderConfig
-from amos_fairseq.output.terminal import say
 from amos_fairseq.text import MASK_SYMBOL
 from amos_fairseq.text.tokenization.exported import exported_tokenizer, with_padding_at_1
 from amos_fairseq.text.tokenization.fast_tokenizer import FastTokenizer, row_map
@@ -48,11 +44,9 @@ _ROLES = {
 _PADDING_AT_1 = ("mpnet", CUSTOM)
 # The other classes refuse, or ignore, an input that they do not have.
 _WITH_TOKEN_TYPES = ("bert", "electra")
-UNKNOWN_LICENSE = "unknown"
 PRETRAINING = ("text_pretraining", "masked_lm")  # fairseq's own task trains our models, too
 _TEMPLATE = Path(__file__).with_name("model_card.jinja")
 _POSITIONS = {"none": "absolute", "t5": "absolute, and relative as in T5", "amos": "absolute, and relative as released"}
-ALL_HEADS = "ALL"
 _SPECIAL_IDS = {"bos_token_id": BOS, "pad_token_id": PAD, "eos_token_id": EOS}
 
 
@@ -130,27 +124,11 @@ def _add_to_json(path: Path, **entries: object) -> None:
     path.write_text(json.dumps(content | entries, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
 
 
-@dataclass(frozen=True)
-class CardSettings:
-    """Facts that only the user knows; ``base_model`` was imported and trained further. Names are those on the Hub."""
-
-    data_license: str = UNKNOWN_LICENSE
-    language: str | None = None
-    base_model: str | None = None
-    datasets: tuple[str, ...] = ()
-
-
 def write_card(
-    folder: Path,
-    name: str,
-    loaded: LoadedCheckpoint,
-    part: Part,
-    settings: CardSettings,
-    num_parameters: int,
-    agreement: str | None,
+    folder: Path, name: str, loaded: LoadedCheckpoint, part: Part, num_parameters: int, agreement: str | None
 ) -> None:
     """Write ``README.md`` into ``folder``, which will have the name ``name``: what is in the checkpoint and in the result
-    beside it, and what the user has given.
+    beside it.
 
     ``num_parameters``: of the exported class; ``agreement`` None: not compared.
     """
@@ -161,10 +139,7 @@ def write_card(
         result = None  # of several tasks it has the scores of all
     objective = objective_of(loaded)
     data = ModelCardData(
-        language=settings.language,
-        license=settings.data_license,
-        base_model=settings.base_model,
-        datasets=list(settings.datasets) or None,
+        license="unknown",
         library_name="transformers",
         pipeline_tag=part.head.pipeline,
         tags=["amos_fairseq", "fairseq", *filter(None, [objective])],
@@ -180,21 +155,15 @@ def write_card(
         part=part,
         positions=_POSITIONS[part.shape.position_scheme] if isinstance(part.shape, BertEncoderConfig) else "rotary",
         num_parameters=num_parameters,
-        labels=[] if all(re.fullmatch(r"LABEL_\d+", label) for label in part.labels) else part.labels,
         has_code=custom_code.is_in(folder),
         loaded=loaded,
         sha256=file_sha256(loaded.file),
         result=result,
-        settings=settings,
-        started_from=settings.base_model or started_from(loaded),
+        # The model whose weights the run started from, as the checkpoint names it; empty without one.
+        started_from=loaded.imported_from or "/".join(Path(loaded.parent).parts[-2:]),
         agreement=agreement,
     )
     card.save(folder / "README.md")
-
-
-def started_from(loaded: LoadedCheckpoint) -> str:
-    """Return the model whose weights the run started from, as the checkpoint names it; empty without one."""
-    return loaded.imported_from or "/".join(Path(loaded.parent).parts[-2:])
 
 
 def objective_of(loaded: LoadedCheckpoint) -> str:
@@ -220,19 +189,20 @@ def export(
     out: Path,
     tokenizer: CheckpointPath | None = None,
     force: bool = False,
-    choice: Choice | None = None,
-    card: CardSettings | None = None,
+    part: str | None = None,
+    head: str | None = None,
     check: bool = True,
-) -> dict[Path, tuple[Part, str | None]]:
+) -> tuple[Part, str | None]:
     """Write the folder ``out``, completely or not at all.
 
     Args:
         checkpoint, tokenizer: see :func:`~amos_fairseq.checkpoints.read.load_checkpoint`.
         out: the folder to write; with ``force`` an existing exported folder is replaced.
+        part, head: see :func:`~amos_fairseq.hugging_face.parts.choose_part`.
         check: load the folder and compare it with the checkpoint.
 
     Returns:
-        what each written folder holds and, with ``check``, how well it agrees.
+        what the folder holds and, with ``check``, how well it agrees.
 
     Raises:
         UserError: the part does not exist, no class or tokenizer computes the same, ``out`` exists or cannot be written, or
@@ -244,37 +214,19 @@ def export(
     if run.is_dir() and (scored := read_result(run)) is not None and (run / scored.checkpoint).is_file():
         checkpoint = run / scored.checkpoint  # --keep-checkpoints, or a kill, leaves the last one beside it
     loaded = load_checkpoint(checkpoint, tokenizer)
-    choice, card = choice or Choice(), card or CardSettings()
-    choices = {"": choice}  # folder in ``out`` -> what it holds
-    if choice.head == ALL_HEADS:
-        choices = {name: dataclasses.replace(choice, head=name) for name in heads_by_task(loaded)}
-    parts = {name: choose_part(loaded, chosen) for name, chosen in choices.items()}
-    check_output_folder(out, force, list(parts))
-    explained = explain_write_errors(out, "make room, permit writing, or give another folder")
+    chosen = choose_part(loaded, part, head)
+    check_output_folder(out, force)
     # transformers 5 shows a bar for each file of weights, and a table of those that a class does not read, such as the pooler.
     logging.disable_progress_bar()
     logging.set_verbosity_error()
+    explained = explain_write_errors(out, "make room, permit writing, or give another folder")
     with explained, whole_folder(out, force) as folder:
-        written = {
-            out / name: (chosen, write_folder(folder / name, (out / name).name, loaded, chosen, card, check))
-            for name, chosen in parts.items()
-        }
-    if not card.base_model and (source := started_from(loaded)):
-        say(f"the weights come from {source}: --base-model ID links the model card to a model on the Hub", "export")
-    return written
-
-
-def write_folder(
-    folder: Path, name: str, loaded: LoadedCheckpoint, part: Part, card: CardSettings, check: bool
-) -> str | None:
-    """Write all files of one model, which the card calls ``name``, and compare them with the checkpoint."""
-    folder.mkdir(exist_ok=True)
-    rows = write_tokenizer(folder, loaded, part.family, part.shape.max_positions)
-    num_parameters = write_model(folder, part, rows)
-    custom_code.write_code(folder, part.family == CUSTOM, not isinstance(loaded.tokenizer, FastTokenizer))
-    agreement = verify_folder(folder, loaded, part, rows.ids) if check else None
-    write_card(folder, name, loaded, part, card, num_parameters, agreement)
-    return agreement
+        rows = write_tokenizer(folder, loaded, chosen.family, chosen.shape.max_positions)
+        num_parameters = write_model(folder, chosen, rows)
+        custom_code.write_code(folder, chosen.family == CUSTOM, not isinstance(loaded.tokenizer, FastTokenizer))
+        agreement = verify_folder(folder, loaded, chosen, rows.ids) if check else None
+        write_card(folder, out.name, loaded, chosen, num_parameters, agreement)
+    return chosen, agreement
 
 
 @torch.no_grad()
@@ -311,13 +263,10 @@ def write_model(folder: Path, part: Part, rows: TokenIds) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def check_output_folder(path: Path, replace: bool, holds: Sequence[str] = ("",)) -> None:
-    """Refuse a ``path`` that an export must not create or replace.
-
-    With ``replace``, a folder may exist if it is empty, or has a model in each folder of ``holds``; it is removed as a whole.
-    """
+def check_output_folder(path: Path, replace: bool) -> None:
+    """Refuse a ``path`` that an export must not create or, with ``replace``, remove: a folder with other files."""
     check_new_folder(path, replace)
-    if path.exists() and not all((path / name / CONFIG_FILE).is_file() for name in holds) and any(path.iterdir()):
+    if path.exists() and not (path / CONFIG_FILE).is_file() and any(path.iterdir()):
         raise UserError(
             f"{path} holds no exported model ({CONFIG_FILE} is missing in it), and --force replaces nothing else: give "
             "another folder, or remove this one"

@@ -20,7 +20,7 @@ from amos_fairseq.models.mlm import MlmModel
 from amos_fairseq.models.pretrained_encoder import POOLER
 from amos_fairseq.models.pretraining import PretrainingModel
 from amos_fairseq.models.teams import TeamsModel
-from amos_fairseq.modules.encoder import TransformerConfig, TransformerEncoder, with_layers
+from amos_fairseq.modules.encoder import TransformerConfig, TransformerEncoder
 from amos_fairseq.modules.heads import DenseDetectionHead
 from amos_fairseq.modules.modern_encoder import ModernBertEncoderConfig
 
@@ -89,50 +89,31 @@ class Part:
         return states if self.logits is None else self.logits(states, padding_mask)
 
 
-@dataclass(frozen=True)
-class Choice:
-    """What to export of a checkpoint.
-
-    Attributes:
-        part: encoder, generator, discriminator or mlm; None: a fine-tuned checkpoint's head with its encoder (of several heads
-            ``head``, or the encoder alone), the network of MLM with its head, or the encoder of any other pretraining.
-        depth: of the generator; the default is the deepest.
-        labels: names of the classes of a fine-tuned head, instead of those in the checkpoint.
-        head: name of a task or column whose head to export; ALL writes a folder for each.
-    """
-
-    part: str | None = None
-    depth: str | None = None
-    labels: Sequence[str] | None = None
-    head: str | None = None
-
-
 def parts_of(model: nn.Module) -> list[str]:
     if not isinstance(model, PretrainingModel):
         return ["encoder"]
     return ["encoder", "mlm"] if isinstance(model, MlmModel) else ["encoder", "generator", "discriminator"]
 
 
-def choose_part(loaded: LoadedCheckpoint, choice: Choice) -> Part:
-    """Return the part of a checkpoint that the user chose, in the family of classes that is closest to it."""
-    model, name = loaded.model, choice.part
-    is_fine_tuned, is_mlm = not isinstance(model, PretrainingModel), isinstance(model, MlmModel)
-    known = parts_of(model)
-    depths = model.depth_names if name == "generator" and name in known else []
-    if name not in (None, *known) or choice.depth not in (None, *depths):
-        chosen = f"--part {name}" if choice.depth is None else f"--depth {choice.depth}"
-        has = f"this generator has the depths {', '.join(depths)}" if depths else f"the parts are {', '.join(known)}"
-        raise UserError(f"{chosen}: {loaded.file}: {has}")
-    if choice.head is not None or (is_fine_tuned and name is None):
-        part = fine_tuned_part(loaded, choice)
-    elif name in ("generator", "mlm") or (is_mlm and name is None and "mlm_head" not in loaded.is_new):
-        part = generator_part(loaded, choice.depth)
+def choose_part(loaded: LoadedCheckpoint, name: str | None = None, head: str | None = None) -> Part:
+    """Return a part of a checkpoint, in the family of classes that is closest to it.
+
+    Args:
+        name: encoder, generator, discriminator or mlm; None: a fine-tuned checkpoint's head with its encoder (of several heads
+            ``head``, or the encoder alone), the network of MLM with its head, or the encoder of any other pretraining.
+        head: name of a task or column.
+    """
+    model, parts = loaded.model, parts_of(loaded.model)
+    if name not in (None, *parts):
+        raise UserError(f"--part {name}: {loaded.file} has the parts {', '.join(parts)}")
+    if head is not None or (name is None and not isinstance(model, PretrainingModel)):
+        part = fine_tuned_part(loaded, head)
+    elif name in ("generator", "mlm") or (name is None and "mlm" in parts and "mlm_head" not in loaded.is_new):
+        part = generator_part(loaded)
     elif name == "discriminator":
         part = discriminator_part(loaded)
     else:
         part = encoder_part(model)
-    if choice.labels is not None and part.labels != list(choice.labels):
-        raise UserError(f"--labels needs different names of all {len(part.labels)} classes of the exported head")
     part = dataclasses.replace(part, family=family_of(loaded, part))
     if part.family == "bert" and part.encoder is model.encoder and part.head in (Head.NONE, Head.MASKED_LM):
         return dataclasses.replace(part, pooler={name: b for name, b in model.named_buffers() if name in POOLER})
@@ -159,22 +140,19 @@ def encoder_part(model: nn.Module) -> Part:
     return dataclasses.replace(part, token_types=model.token_types, limits=limits)
 
 
-def generator_part(loaded: LoadedCheckpoint, depth: str | None) -> Part:
-    """Return the network of MLM, or a generator up to ``depth`` (by default the deepest), with its MLM head."""
+def generator_part(loaded: LoadedCheckpoint) -> Part:
+    """Return the network of MLM, or the deepest generator, with its MLM head."""
     model = loaded.model
     refuse_random(loaded, "mlm_head", "mlm_heads")
     if file := getattr(model.cfg, "generator_checkpoint", ""):
         refuse(loaded, f"was not trained together with its generator, which is {file}")
-    name = depth or model.depth_names[-1]
     if isinstance(model, AmosModel):
-        index = model.depth_names.index(name)
-        encoder, module = model.generators[index if model.cfg.separate_generators else 0], model.head_of_depth[index]
-        encoder = with_layers(encoder, encoder.layers[: model.depths[index]])
+        encoder, module = model.generators[-1], model.head_of_depth[-1]
     elif (encoder := getattr(model, "mlm_encoder", None)) is not None:
         module = model.mlm_head
     else:  # two towers, or a generator without input
         refuse(loaded, "has no generator with a network that a masked language model can represent")
-    description, limits = f"the generator at depth {name}", ""
+    description, limits = f"the generator at depth {model.depth_names[-1]}", ""
     if isinstance(model, MlmModel):
         description = "the masked language model"
         limits = "It predicts masked words. Its encoder can be fine-tuned: AutoModel loads it from this folder, too."
@@ -215,14 +193,10 @@ def discriminator_part(loaded: LoadedCheckpoint) -> Part:
     return Part(head, description, embedding, encoder, pad, module, lambda states, _: module(states), settings)
 
 
-def heads_by_task(loaded: LoadedCheckpoint) -> dict[str, str]:
-    """Return the heads of a fine-tuned model by the name of their task or column."""
-    return {outputs.name or head: head for head, outputs in loaded.heads.items()}
-
-
-def fine_tuned_part(loaded: LoadedCheckpoint, choice: Choice) -> Part:
-    """Return the encoder with its only head or the chosen one; without a head if there is none, or no choice of several."""
-    model, task, heads = loaded.model, choice.head, heads_by_task(loaded)
+def fine_tuned_part(loaded: LoadedCheckpoint, task: str | None) -> Part:
+    """Return the encoder with its only head or that of ``task``; without a head if there is none, or no choice of several."""
+    model = loaded.model
+    heads = {outputs.name or head: head for head, outputs in loaded.heads.items()}
     if task not in (None, *heads):
         raise UserError(f"--head {task}: {loaded.file} has no head of this name: it has {', '.join(heads) or 'none'}")
     if task is None and len(heads) > 1:
@@ -242,7 +216,9 @@ def fine_tuned_part(loaded: LoadedCheckpoint, choice: Choice) -> Part:
         refuse(loaded, "has a head that reads a mixture of all layers (--layers mix), which no Hugging Face class does")
     head, settings = Head[exported.kind.upper()], exported.settings
     if name is not None:
-        settings = settings | label_settings(loaded, name, choice.labels)
+        number = model.heads[name].num_outputs
+        labels = loaded.heads[name].labels or [f"LABEL_{index}" for index in range(number)]
+        settings = settings | {"num_labels": number} | _named_classes(labels)
     if head == Head.SEQUENCE_CLASSIFICATION:
         settings["problem_type"] = _PROBLEM_TYPES[loaded.heads[name].kind]
     description = exported.description if task is None else f"the head of {task}"
@@ -281,14 +257,6 @@ def family_of(loaded: LoadedCheckpoint, part: Part) -> str:
             refuse(loaded, "has tanh in its classification head and narrower embeddings, which no class has")
         return "bert"
     return "electra" if projected or activation == "gelu" or head in (Head.PRETRAINING, Head.ENERGY) else "bert"
-
-
-def label_settings(loaded: LoadedCheckpoint, head: str, labels: Sequence[str] | None) -> dict[str, Any]:
-    """Return the names of the outputs of a head: ``labels``, else those in the checkpoint, else ``LABEL_0``, ..."""
-    number = loaded.model.heads[head].num_outputs
-    names = labels if labels and len({*labels}) == len(labels) == number else loaded.heads[head].labels
-    names = list(names or [f"LABEL_{index}" for index in range(number)])
-    return {"num_labels": number} | _named_classes(names)
 
 
 def _named_classes(names: Sequence[str]) -> dict[str, Any]:

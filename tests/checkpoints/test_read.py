@@ -21,7 +21,6 @@ from amos_fairseq.checkpoints.read import (
 )
 from amos_fairseq.errors import UserError
 from amos_fairseq.hugging_face.export import export
-from amos_fairseq.hugging_face.parts import Choice
 from amos_fairseq.models.amos import AmosConfig
 from amos_fairseq.report.inspection import inspect_text
 from amos_fairseq.report.runs import read_runs
@@ -154,7 +153,7 @@ def test_a_run_is_read_without_the_file_of_its_generator(objective: str, tmp_pat
     features = amos_fairseq.load(run)("the quick dog").states
 
     with pytest.raises(UserError, match=r"was not trained together with its generator, which is .*checkpoint_last.pt"):
-        export(run, tmp_path / "other", choice=Choice(part="generator"))
+        export(run, tmp_path / "other", part="generator")
     file.rename(tmp_path / "moved.pt")
     assert amos_fairseq.load(run)("the quick dog").states.equal(features)
     export(run, tmp_path / "exported")

@@ -2,6 +2,7 @@
 
 import dataclasses
 import io
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -111,10 +112,14 @@ def write_run(
     classes: int = 0,
     span_head: str = "",
     labels: int = 0,
+    names: Sequence[str] = (),
     task: dict[str, Any] | None = None,
     **settings: Any,
 ) -> Path:
-    """Write a SAVE_DIR with random values in all parameters; fine-tuned with ``classes``, a ``span_head`` or ``labels``."""
+    """Write a SAVE_DIR with random values in all parameters; fine-tuned with ``classes``, a ``span_head`` or ``labels``.
+
+    ``names``: of the classes or labels.
+    """
     tokenizer = tokenizer or small_tokenizer()
     tokenizer.save(directory / "tokenizer")
     config_class, model_class, own = OBJECTIVES[objective]
@@ -136,6 +141,12 @@ def write_run(
     randomize(model)
     cfg = {"model": dataclasses.asdict(config) | {"_name": objective}, "task": {"mask_prob": 0.15} | (task or {})}
     write_state(directory, "checkpoint_last.pt", objective, model, config, cfg=cfg)
+    if names:
+        kind = "words" if labels else "classes"
+        head = {"kind": kind, "labels": [*names], "name": "", "text_columns": [], "header": True, "raw_text": False}
+        state = torch.load(directory / "checkpoint_last.pt", weights_only=True)
+        state["task_state"]["heads"] = dict.fromkeys(model.heads, head)
+        torch.save(state, directory / "checkpoint_last.pt")
     return directory
 
 

@@ -64,15 +64,14 @@ def test_encoder(name, tmp_path):
 
 
 SEPARATE = {"separate_generators": True, "generator_depths": "1,2,2"}
-# Settings, depth to export, its number of layers, class.
+# Settings, number of layers, class.
 MASKED_LMS = {
-    "amos": ({}, "", 4, "MPNetForMaskedLM"),
-    "amos, depth 2": ({}, "2", 2, "MPNetForMaskedLM"),
-    "amos, separate generators": (SEPARATE, "2_3", 2, "MPNetForMaskedLM"),
-    "electra": ({}, "", 2, "ElectraForMaskedLM"),
-    "mlm": ({}, "", 2, "BertForMaskedLM"),
-    "mlm, modernbert": (MODERN, "", 2, "ModernBertForMaskedLM"),
-    "mlm, narrow embeddings": ({"embedding_dim": 8}, "", 2, "ElectraForMaskedLM"),
+    "amos": ({}, 4, "MPNetForMaskedLM"),
+    "amos, separate generators": (SEPARATE, 2, "MPNetForMaskedLM"),
+    "electra": ({}, 2, "ElectraForMaskedLM"),
+    "mlm": ({}, 2, "BertForMaskedLM"),
+    "mlm, modernbert": (MODERN, 2, "ModernBertForMaskedLM"),
+    "mlm, narrow embeddings": ({"embedding_dim": 8}, 2, "ElectraForMaskedLM"),
 }
 
 
@@ -81,15 +80,14 @@ MASKED_LMS = {
 @pytest.mark.parametrize("name", MASKED_LMS)
 def test_masked_language_model(name, tmp_path):
     """Against ``predict_logits``, which ``amos report`` shows, at every position; the encoder of an MLM as well."""
-    settings, depth, num_layers, class_name = MASKED_LMS[name]
+    settings, num_layers, class_name = MASKED_LMS[name]
     objective = name.partition(",")[0]
-    flags = [] if objective == "mlm" else ["--part", "generator", *(["--depth", depth] if depth else [])]
+    flags = [] if objective == "mlm" else ["--part", "generator"]
     pretrained, out, config = exported(tmp_path, {"objective": objective, **settings}, *flags, check=flags == [])
     assert (config["architectures"], config["num_hidden_layers"]) == ([class_name], num_layers)
     tokens = padded_tokens(pretrained)
     real = tokens.ne(1)
-    logits = predicted_everywhere(pretrained.model, tokens)[..., : len(pretrained.dictionary)]
-    ours = logits[pretrained.model.depth_names.index(depth) if depth else -1]
+    ours = predicted_everywhere(pretrained.model, tokens)[-1, ..., : len(pretrained.dictionary)]
     assert_close(ours[real], outputs(out, "AutoModelForMaskedLM", tokens).logits[real])
     if objective == "mlm":
         states = outputs(out, "AutoModel", tokens).last_hidden_state
@@ -162,7 +160,7 @@ CLASSIFIERS = {
 def test_classifier(name, tmp_path):
     settings, class_name = CLASSIFIERS[name]
     names = ["no", "maybe", "yes"][: settings["classes"]]
-    pretrained, out, config = exported(tmp_path, settings, "--labels", ",".join(names))
+    pretrained, out, config = exported(tmp_path, settings | {"names": names})
     assert config["architectures"] == [class_name]
     assert config["problem_type"] == ("regression" if name == "regression" else "single_label_classification")
     assert list(config["id2label"].values()) == names
@@ -233,7 +231,7 @@ TAGGERS = {"t5": ({}, "MPNetForTokenClassification"), "modernbert": (MODERN, "Mo
 def test_labels_of_words(name, tmp_path):
     """The export's own comparison is on."""
     settings, class_name = TAGGERS[name]
-    pretrained, out, config = exported(tmp_path, {"labels": 3, **settings}, "--labels", "B-X,I-X,O", check=True)
+    pretrained, out, config = exported(tmp_path, {"labels": 3, "names": ["B-X", "I-X", "O"], **settings}, check=True)
     assert config["architectures"] == [class_name]
     assert config["label2id"] == {"B-X": 0, "I-X": 1, "O": 2}
     tokens = padded_tokens(pretrained)

@@ -37,11 +37,11 @@ def folders(tmp_path_factory) -> Path:
     """The run, and its encoder, generator and discriminator; a fine-tuned run and one of ModernBERT with their folders."""
     root = tmp_path_factory.mktemp("folders")
     write_run(root / "run")
-    write_run(root / "classified", classes=2)
+    write_run(root / "classified", classes=2, names=["bad", "good"])
     write_run(root / "modern run", **MODERN)
     for part in ("encoder", "generator", "discriminator"):
         export(root / "run", root / part, "--part", part)
-    export(root / "classified", root / "classifier", "--labels", "bad,good")
+    export(root / "classified", root / "classifier")
     export(root / "modern run", root / "modern encoder")
     return root
 
@@ -111,8 +111,8 @@ def test_labels_of_words_in_raw_text(tmp_path):
         "I don't know.\n3.5% of it\n中国人口密度。\n「中国人口、3108人」\n" * 9, encoding="utf-8"
     )
     tokenizer = learn_tokenizer(tmp_path / "text.txt", 130, cased=True)
-    run = write_run(tmp_path / "run", tokenizer=tokenizer, labels=5)
-    export(run, tmp_path / "out", "--labels", "A,B,C,D,E")
+    run = write_run(tmp_path / "run", tokenizer=tokenizer, labels=5, names="ABCDE")
+    export(run, tmp_path / "out")
     tag = transformers.pipeline("token-classification", model=str(tmp_path / "out"), ignore_labels=[])
     pretrained, found, num_shared = load_checkpoint(run), [], 0
     for text, words in TREEBANK.items():

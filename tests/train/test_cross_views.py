@@ -94,7 +94,7 @@ def test_one_model_of_two_columns(place, tmp_path):
     best.write_text(RECIPE.replace("checkpoint: last", "checkpoint: best"))
     printed = tag(place, tmp_path / "out", "--data", *folders, "--views", "future,past", "--recipe", best)
     assert "views future,past" in printed
-    assert "seed1/checkpoint_best.pt HF_DIR --head ALL" in printed
+    assert "seed1/checkpoint_best.pt HF_DIR --head ner" in printed
     run = run_of(tmp_path / "out", "tagging-ner,pos")
     table = (tmp_path / "out" / "tagging.md").read_text(encoding="utf-8")  # no row of it is broken
     assert "| ner of ner,pos: synthetic |" in table
