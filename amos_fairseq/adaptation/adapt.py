@@ -23,7 +23,7 @@ import torch
 import yaml
 from omegaconf import DictConfig, OmegaConf
 
-from amos_fairseq.adaptation.command import (
+from amos_fairseq.adaptation import (
     AMOS,
     DATA,
     ELECTRA,
@@ -36,7 +36,6 @@ from amos_fairseq.adaptation.command import (
     SELF,
     Adaptation,
     begin,
-    check_settings,
     has_begun,
 )
 from amos_fairseq.checkpoint_files import checkpoint_file, num_updates_of
@@ -48,14 +47,12 @@ from amos_fairseq.hugging_face.import_folder import default_arch, find_encoder, 
 from amos_fairseq.hugging_face.imported import report_lines, write
 from amos_fairseq.models.configuration import OF_PROCESS, EncoderConfig
 from amos_fairseq.models.pretrained_encoder import is_fine_tuned
-from amos_fairseq.models.pretraining import PretrainingBatch
 from amos_fairseq.output.terminal import say
 from amos_fairseq.recipes import find_recipe
 from amos_fairseq.recipes.composition import compose_recipe
 from amos_fairseq.recipes.overrides import training_command
 from amos_fairseq.run.metrics_file import read_records
 from amos_fairseq.setting_checks import check_configuration, model_settings
-from amos_fairseq.tasks.text_pretraining import TextPretrainingTask
 from amos_fairseq.untrusted import read_json
 
 LAST = "checkpoint_last.pt"
@@ -79,11 +76,6 @@ class Start:
     @property
     def objective(self) -> str:
         return str(self.model["_name"]).partition("_")[0]  # of a run with flags it is the arch
-
-
-# A generator is useful whose loss is as many nats below the entropy of single tokens, and whose samples equal the original in
-# a smaller share (ours). They are measured on so many tokens of held-out text.
-LEARNED, NO_ERRORS, CHECKED_TOKENS = 0.5, 0.95, 16_384
 
 
 def adapt(args: Adaptation, out: Path, prepare: Callable[[Path, Path], None]) -> None:
@@ -110,8 +102,6 @@ def adapt(args: Adaptation, out: Path, prepare: Callable[[Path, Path], None]) ->
     if (out / RECIPE_OF_GENERATOR).is_file():
         say("the generator is trained first, then the model", "adapt")
         train(out / RECIPE_OF_GENERATOR)
-    if not (run / LAST).is_file():
-        check_generator(recipe, is_new=(out / RECIPE_OF_GENERATOR).is_file())
     train(recipe)
     if held_out := describe_held_out(read_records(run)):
         say(held_out, "adapt")
@@ -175,47 +165,12 @@ def describe_held_out(records: list[dict[str, Any]]) -> str:
     return f"on held-out text, {key} was {before:.2f}{unit} at update {first:,} and is {after:.2f}{unit} at update {last:,}"
 
 
-def compose(recipe: Path, *overrides: str) -> DictConfig:
+def compose(recipe: Path) -> DictConfig:
     """Return the settings of a recipe; values that a setting does not take are refused."""
     folder, name = find_recipe(str(recipe))
-    cfg = compose_recipe(name, overrides, folder)
+    cfg = compose_recipe(name, (), folder)
     check_configuration(cfg)
     return cfg
-
-
-@torch.no_grad()
-def check_generator(recipe: Path, is_new: bool) -> None:
-    """Say what a frozen generator knows about held-out text; refuse a new one, and warn of another, that is of no use.
-
-    Of one that knows little more than the frequencies of tokens, detection learns only these; of one without errors, nothing.
-    """
-    cfg = compose(recipe, "task.mask_treatment=mask")
-    if not getattr(cfg.model, "generator_checkpoint", ""):
-        return
-    task = TextPretrainingTask.setup_task(cfg.task)
-    model = task.build_model(cfg.model).eval()
-    task.load_dataset("valid")
-    held_out, size = task.dataset("valid"), 16
-    num_blocks = min(len(held_out), max(size, CHECKED_TOKENS // cfg.task.tokens_per_sample))
-    nll: list[torch.Tensor] = []
-    for start in range(0, num_blocks, size):
-        sample = held_out.collater([held_out[i] for i in range(start, min(start + size, num_blocks))])
-        batch = PretrainingBatch.of(sample)
-        logits, weights = model.predict_logits(batch)
-        mixed = torch.einsum("kbmv,bmk->bmv", logits, weights.float())
-        mixed[..., model.never_sampled_mask] = -math.inf
-        log_p = mixed.log_softmax(-1).gather(-1, batch.originals.unsqueeze(-1)).squeeze(-1)
-        nll.append(-log_p[batch.masked_weights.bool()])
-    loss, unchanged = torch.cat(nll).mean().item(), torch.cat(nll).neg().exp().mean().item()
-    entropy = sample["unigram_entropy"]
-    report = f"the generator's loss on held-out text is {loss:.2f} nats (token frequencies alone: {entropy:.2f}), and "
-    report += f"{unchanged:.0%} of its samples are the original token"
-    if loss <= entropy - LEARNED and unchanged < NO_ERRORS:
-        say(report, "adapt")
-    elif is_new:
-        raise UserError(f"{report}: {OTHER_OUT} and more text, more --updates, or a trained --generator")
-    else:
-        say(f"WARNING: {report}: detection will learn little from it, give another --generator", "adapt")
 
 
 def divide_batch(recipe: Path) -> list[str]:
@@ -255,7 +210,6 @@ def write_recipes(args: Adaptation, out: Path) -> None:
     generator = args.generator or default_generator(objective, start)
     if reason := why_impossible(objective, generator, start):
         raise UserError(f"{args.model}: {reason}")
-    check_settings(args.settings, objective)
     model = settings_of_model(objective, generator, start)
     files = [generator_file(source, start, out, number) for number, source in enumerate(generator, start=1)]
     if files:

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from amos_fairseq.adaptation.command import NEW, OBJECTIVES, SELF, Adaptation, check_settings, has_begun
+from amos_fairseq.adaptation import NEW, OBJECTIVES, SELF, Adaptation, check_settings, has_begun
 from amos_fairseq.cli import prepare
 from amos_fairseq.cli.arguments import SIZE, add_overrides, add_subcommand, import_fairseq, number
 from amos_fairseq.inputs import BLANK, LINE

@@ -6,7 +6,7 @@ import pytest
 from failures import error_line
 
 import amos_fairseq
-from amos_fairseq.adaptation.command import OPTIONS
+from amos_fairseq.adaptation import OPTIONS
 from amos_fairseq.cli.main import main
 
 TABLES = "--checkpoint start.pt --out out --train rows.tsv"

@@ -1,7 +1,6 @@
-"""``amos adapt``: the recipes that it writes, the generator that it accepts, its signals, and a run of all steps."""
+"""``amos adapt``: the recipes that it writes, its signals, and a run of all steps."""
 
 import json
-import math
 import os
 import re
 import shutil
@@ -13,7 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
 import yaml
 from failures import error_line
 from hugging_face_folders import LINES, write_model
@@ -45,10 +43,9 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def trained(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The recipes that would be trained, by name; a generator is accepted."""
+    """The recipes that would be trained, by name."""
     names: list[str] = []
     monkeypatch.setattr(steps, "train", lambda recipe: names.append(recipe.name))
-    monkeypatch.setattr(steps, "check_generator", lambda recipe, is_new: None)
     return names
 
 
@@ -160,32 +157,6 @@ def test_a_text_that_is_encoded_may_be_removed(models, trained, tmp_path, capsys
     text.unlink()
     assert main([str(word) for word in arguments]) == 0
     assert trained == ["adapt.yaml"] * 2
-
-
-@pytest.mark.parametrize("objective", ["electra", "amos"])
-def test_what_a_generator_knows(objective, models, monkeypatch, tmp_path, capsys) -> None:
-    """One that gives the V tokens the same probability has the loss ln V, and 1/V of its samples are the original."""
-    shutil.copytree(models / "bert", tmp_path / "uniform")
-    reference = transformers.BertForMaskedLM.from_pretrained(models / "bert")
-    for parameter in (*reference.cls.predictions.transform.LayerNorm.parameters(), reference.cls.predictions.bias):
-        parameter.data.zero_()
-    reference.save_pretrained(tmp_path / "uniform")
-    monkeypatch.setattr(steps, "train", lambda recipe: None)
-    generators = ["--generator", str(tmp_path / "uniform")] * (2 if objective == "amos" else 1)
-    adapt(models, tmp_path / "out", "bert", "--objective", objective, *generators)
-    vocabulary = json.loads((tmp_path / "uniform" / "tokenizer.json").read_text(encoding="utf-8"))["model"]["vocab"]
-    size = len(vocabulary) - 5
-    said = capsys.readouterr().err
-    assert f"WARNING: the generator's loss on held-out text is {math.log(size):.2f} nats (" in said
-    assert f"), and {1 / size:.0%} of its samples are the original token: detection will learn little" in said
-    recipe = tmp_path / "out" / "adapt.yaml"
-    with pytest.raises(steps.UserError, match="the original token: give another --out and more text"):
-        steps.check_generator(recipe, is_new=True)
-    monkeypatch.setattr(steps, "LEARNED", -math.inf)
-    steps.check_generator(recipe, is_new=True)
-    monkeypatch.setattr(steps, "NO_ERRORS", 0.5 / size)
-    with pytest.raises(steps.UserError, match="the original token: give another --out and more text"):
-        steps.check_generator(recipe, is_new=True)
 
 
 def test_all_gpus_share_the_batch(monkeypatch, tmp_path) -> None:

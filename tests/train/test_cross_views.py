@@ -122,10 +122,10 @@ def test_one_model_of_two_columns(place, tmp_path):
     rows = zip(*map(str.splitlines, texts), strict=True)
     expected = ["\t".join([*one.split("\t")[::2], *other.split("\t")[2:]]) for one, other in rows]
     assert (tmp_path / "labels").read_text(encoding="utf-8").splitlines() == expected[:-1]
-    main(["export", str(run), str(tmp_path / "all"), "--head", "ALL"])
     labels = {}
     for column in ("ner", "pos"):
-        model = transformers.AutoModelForTokenClassification.from_pretrained(tmp_path / "all" / column)
+        main(["export", str(run), str(tmp_path / column), "--head", column])
+        model = transformers.AutoModelForTokenClassification.from_pretrained(tmp_path / column)
         labels[column] = set(model.config.label2id)
     assert labels["ner"] == {"B-NAME", "E-NAME", "O", "S-NAME"}
     assert labels["pos"] >= {"VERB", "proper noun"}
