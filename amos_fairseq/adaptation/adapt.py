@@ -43,8 +43,14 @@ from amos_fairseq.checkpoints.read import newly_initialized, read_state
 from amos_fairseq.errors import UserError, explain_os_errors
 from amos_fairseq.files import CORPUS_FILE, TOKENIZER_DIRECTORY, write_text
 from amos_fairseq.hugging_face.config import CONFIG_FILE
-from amos_fairseq.hugging_face.import_folder import default_arch, find_encoder, import_folder, read_folder
-from amos_fairseq.hugging_face.imported import report_lines, write
+from amos_fairseq.hugging_face.import_folder import (
+    default_arch,
+    find_encoder,
+    import_folder,
+    read_folder,
+    report_lines,
+    write,
+)
 from amos_fairseq.models.configuration import OF_PROCESS, EncoderConfig
 from amos_fairseq.models.pretrained_encoder import is_fine_tuned
 from amos_fairseq.output.terminal import say

@@ -5,7 +5,7 @@ import hashlib
 import os
 import re
 import reprlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -38,7 +38,6 @@ from amos_fairseq.text.tokenization.truncation import kept_lengths
 from amos_fairseq.untrusted import values_in
 
 CheckpointPath = str | os.PathLike
-_LONGEST_CHAIN = 10  # of runs that started from each other
 LARGEST_SETTING = 2**63 - 1  # of PyTorch's and fairseq's integers
 IMPORTED_FROM = "imported from "  # in the task's settings of imported weights, in place of the corpus
 
@@ -198,23 +197,6 @@ def parent_of(cfg: dict[str, Any]) -> str:
     """Return the checkpoint that a run started from, as the user gave it; empty without one."""
     settings = cfg.get("checkpoint")
     return str(settings.get("finetune_from_model") or "") if isinstance(settings, dict) else ""
-
-
-def runs_before(parent: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield path and content of the checkpoints that led to a run, the last one first; a file that is gone ends them.
-
-    Args:
-        parent: of :func:`parent_of`.
-    """
-    for _ in range(_LONGEST_CHAIN):
-        if not os.path.isfile(parent):  # False also where its folder may not be read
-            return
-        try:
-            state = read_state(Path(parent))
-        except UserError:
-            return
-        yield parent, state
-        parent = parent_of(state["cfg"])
 
 
 def import_source(task: dict[str, Any]) -> str:

@@ -35,7 +35,7 @@ def add_parser(subparsers: Any) -> None:
     add("--arch", metavar="ARCH", help=text)
     text = "directory of the tokenizer (default: SOURCE; required with --from microsoft-amos)"
     add("--tokenizer", metavar="DIR", type=Path, help=text)
-    text = "layers of the released generator with an MLM head (default: those that the file names, else 4,6,8)"
+    text = "layers of the released generator with an MLM head (default: 4,6,8)"
     add("--depths", metavar="LAYERS", help=text)
     add("--seed", type=int, default=1, help="seed for the parameters that SOURCE lacks")
 
@@ -49,9 +49,8 @@ def run(arguments: argparse.Namespace) -> None:
             "writes it, or a checkpoint"
         )
     import_fairseq(inputs=[arguments.generator, arguments.tokenizer])
-    from amos_fairseq.hugging_face.import_folder import import_folder
+    from amos_fairseq.hugging_face.import_folder import import_folder, report_lines, write
     from amos_fairseq.hugging_face.import_released import import_release
-    from amos_fairseq.hugging_face.imported import report_lines, write
 
     if arguments.origin == HUGGING_FACE:
         if depths is not None:

@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import dataclasses
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from amos_fairseq.checkpoint_files import checkpoint_file, task_state_of
-from amos_fairseq.checkpoints.read import import_source, parent_of, read_state, read_tokenizer, runs_before
+from amos_fairseq.checkpoints.read import import_source, parent_of, read_state, read_tokenizer
 from amos_fairseq.errors import UserError
 from amos_fairseq.experiments import recipe_names
 from amos_fairseq.experiments.recipes import Recipe, load_recipe, size_for_width
@@ -89,10 +90,11 @@ def read_pretrained_checkpoint(checkpoint: str | Path, from_scratch: bool = Fals
         model = {name: value for name, value in model.items() if name != "task_heads"} | {"encoder_layers": num_kept}
     num_updates = int(header["optimizer_history"][-1]["num_updates"])
     state = task_state_of(str(file), header)
-    sources = (import_source(run["cfg"]["task"]) for _, run in runs_before(parent_of(header["cfg"])))
-    source = import_source(header["cfg"]["task"])
-    if not source and (first := next(filter(None, sources), "")):
-        source = f"{first}, then {num_updates:,} updates ({settings['_name']})"
+    source, parent = import_source(header["cfg"]["task"]), parent_of(header["cfg"])
+    with contextlib.suppress(UserError):  # the run before may be gone, or replaced
+        first = import_source(read_state(Path(parent))["cfg"]["task"]) if os.path.isfile(parent) else ""
+        if first and not source:
+            source = f"{first}, then {num_updates:,} updates ({settings['_name']})"
     sha256, arch = file_sha256(file), settings["_name"]
     return PretrainedCheckpoint(file, sha256, arch, model, state, num_updates, from_scratch, source)
 

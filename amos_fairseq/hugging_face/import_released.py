@@ -3,9 +3,6 @@
 The released file itself could not be obtained; this was tried on files built with its weight names.
 """
 
-import argparse
-import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +12,8 @@ from torch import Tensor
 from amos_fairseq.checkpoint_files import explain_load_errors
 from amos_fairseq.errors import UserError
 from amos_fairseq.functional.relative_position import amos_bucket
-from amos_fairseq.hugging_face.imported import Imported, build_model, configuration, fill
-from amos_fairseq.hugging_face.weights import Conversion, Names, count_layers, to_our_names
+from amos_fairseq.hugging_face.import_folder import Imported, build_model, configuration, fill
+from amos_fairseq.hugging_face.weights import Conversion, Names, Weights, count_layers, to_our_names
 from amos_fairseq.text.tokenization.microsoft_tokenizer import MicrosoftAmosTokenizer
 from amos_fairseq.text.tokenization.tokenizer import embedding_symbols
 
@@ -26,7 +23,7 @@ _BIAS_TABLE = "encoder.sentence_encoder.relative_attention_bias.weight"
 _FIRST_FFN = "encoder.sentence_encoder.layers.0.fc1.weight"
 # Copies of the embedding in the file; a single tensor in training.
 _TIED = ("auxiliary.sentence_encoder.embed_tokens.weight", "auxiliary.lm_head.weight")
-_DEFAULT_DEPTHS, _DEFAULT_MAX_DISTANCE = "4,6,8", 128  # the authors' code, fairseq/fairseq/models/amos/model.py
+_DEFAULT_DEPTHS, _MAX_DISTANCE = "4,6,8", 128  # the authors' code, fairseq/fairseq/models/amos/model.py
 
 
 def _encoder(ours: str, theirs: str) -> Names:
@@ -59,16 +56,16 @@ GENERATOR = {
 
 
 class Inert(dict):
-    """Replaces every class of the file except tensors and plain containers: it stores values and runs no code."""
+    """Replaces every class of the file except tensors and plain containers: it runs no code."""
 
     def __new__(cls, *arguments: Any) -> "Inert":
         return super().__new__(cls)
 
     def __init__(self, *arguments: Any) -> None:
-        self.state: Any = arguments
+        super().__init__()
 
     def __setstate__(self, state: Any) -> None:
-        self.state = state
+        pass
 
 
 # Settings and meters beside the weights, as fairseq 1.0.0a0 may have pickled them: omegaconf's containers with their parts,
@@ -97,18 +94,17 @@ def import_release(
     Args:
         tokenizer: directory with ``sp.model`` and ``dict.txt``.
         arch: an ``amos_*``; it determines what shapes do not (dropout, initial values).
-        depths: layers of the generator that have an MLM head; the default is those that the file names, else 4,6,8.
+        depths: layers of the generator that have an MLM head; the default is 4,6,8.
         seed: of the initial values of what the file lacks: the generator, in a file that was stripped.
     """
-    state = read_release(path)
-    theirs = state["model"]
+    theirs = read_release(path)
     release_tokenizer = MicrosoftAmosTokenizer.from_release(tokenizer)
     num_tokens = len(embedding_symbols(release_tokenizer.dictionary_symbols))
     num_layers, num_generator_layers = (
         count_layers(theirs, f"{side}.sentence_encoder.layers.") for side in ("encoder", "auxiliary")
     )
-    settings = settings_of_shapes(state, depths) | {"encoder_layers": num_layers}
-    depths, has_generator = settings["generator_depths"], "auxiliary.lm_head.bias" in theirs
+    depths, has_generator = depths or _DEFAULT_DEPTHS, "auxiliary.lm_head.bias" in theirs
+    settings = settings_of_shapes(theirs) | {"encoder_layers": num_layers, "generator_depths": depths}
     tied = [theirs[name] for name in _TIED if name in theirs]
     fault = (
         "" if all(torch.equal(copy, theirs[EMBEDDING]) for copy in tied) else f"a copy of {EMBEDDING} differs from it"
@@ -136,8 +132,8 @@ def import_release(
     return Imported(config, model, release_tokenizer, source, newly_initialized, unexpected_keys, remarks)
 
 
-def read_release(path: Path) -> dict[str, Any]:
-    """Read the file as data, tensors in float32; a class that is not in ``ALLOWED`` is refused."""
+def read_release(path: Path) -> Weights:
+    """Return the weights of the file, in float32; a class that is not in ``ALLOWED`` is refused."""
     replaced_classes = [(Inert, name) for name in ALLOWED]
     with explain_load_errors(str(path)), torch.serialization.safe_globals(replaced_classes):
         state = torch.load(path, map_location="cpu", weights_only=True)
@@ -146,15 +142,11 @@ def read_release(path: Path) -> dict[str, Any]:
         if not isinstance(model, dict) or getattr(model.get(name), "ndim", 0) != 2:
             raise UserError(f"{path} is not the checkpoint that the AMOS authors released: it lacks the matrix {name}")
     tensors = {name: tensor for name, tensor in model.items() if isinstance(tensor, Tensor)}
-    floats = {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
-    return {**state, "model": floats}
+    return {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
 
 
-def settings_of_shapes(state: dict[str, Any], depths: str | None) -> dict[str, Any]:
-    """Return our flags, from the shapes of their weights and, where shapes do not determine them, from their settings."""
-    weights = state["model"]
-    settings = [state.get("args"), state.get("cfg")]
-    named_depths = next(values_named(settings, "generator_mlm_layers"), _DEFAULT_DEPTHS)
+def settings_of_shapes(weights: Weights) -> dict[str, Any]:
+    """Return our flags, from the shapes of their weights and the authors' code."""
     return {
         "encoder_embed_dim": weights[EMBEDDING].size(1),
         "encoder_ffn_embed_dim": weights[_FIRST_FFN].size(0),
@@ -163,8 +155,7 @@ def settings_of_shapes(state: dict[str, Any], depths: str | None) -> dict[str, A
         "layer_norm_eps": 1e-5,  # fairseq's LayerNorm, everywhere in their code
         "relative_position_scheme": "amos",
         "relative_position_buckets": weights[_BIAS_TABLE].size(0),
-        "relative_position_max_distance": int(next(values_named(settings, "max_rel_pos"), _DEFAULT_MAX_DISTANCE)),
-        "generator_depths": depths or ",".join(re.findall(r"\d+", str(named_depths))),
+        "relative_position_max_distance": _MAX_DISTANCE,
     }
 
 
@@ -177,25 +168,3 @@ def shift_buckets(table: Tensor, settings: Any) -> Tensor:
     farthest = torch.tensor([1 - settings.max_positions])
     row = amos_bucket(farthest, len(table), settings.relative_position_max_distance).item()
     return table.roll(row, dims=0)
-
-
-def values_named(content: Any, name: str) -> Iterator[Any]:
-    """Yield every value with the key ``name`` in pickled settings, in whichever containers they are nested."""
-    content = _plain(content)
-    if isinstance(content, dict):
-        if name in content:
-            yield _plain(content[name])
-        content = [value for key, value in content.items() if key != name]
-    if isinstance(content, list | tuple):
-        for value in content:
-            yield from values_named(value, name)
-
-
-def _plain(node: Any) -> Any:
-    """Return the content of a namespace, or of a container or node of omegaconf, whose other attributes lead to its parent."""
-    if isinstance(node, argparse.Namespace):
-        return vars(node)
-    if isinstance(node, Inert):
-        state = node.state if isinstance(node.state, dict) else {}
-        return state.get("_content", state.get("_val"))
-    return node

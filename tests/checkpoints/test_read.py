@@ -12,12 +12,8 @@ from saved_models import TEXT, add_settings, small_tokenizer, write_checkpoint, 
 import amos_fairseq
 from amos_fairseq.checkpoints.read import (
     dictionary_of,
-    import_source,
     load_checkpoint,
     load_generator,
-    parent_of,
-    read_state,
-    runs_before,
 )
 from amos_fairseq.errors import UserError
 from amos_fairseq.hugging_face.export import export
@@ -190,20 +186,3 @@ def test_refusals(tmp_path: Path) -> None:
     (mlm / "tokenizer" / "dict.txt").unlink()
     with pytest.raises(UserError, match="has other tokens than the corpus, or no tokenizer beside it"):
         load_generator(AmosConfig(generator_checkpoint=str(mlm), max_positions=150), dictionary)
-
-
-def test_the_runs_before_a_run_end_at_a_file_that_is_gone(tmp_path: Path) -> None:
-    """An import, a pretraining from it, and a fine-tuning, each with the path of the one before."""
-    task = {"data": "imported from bert-mini (BertModel)", "_name": "text_pretraining"}
-    files = [write_run(tmp_path / "imported", task=task) / "checkpoint_last.pt"]
-    for name in ("pretrained", "fine_tuned"):
-        file = write_run(tmp_path / name, task={"_name": name}) / "checkpoint_last.pt"
-        state = torch.load(file, weights_only=True)
-        state["cfg"]["checkpoint"] = {"finetune_from_model": str(files[-1])}
-        torch.save(state, file)
-        files.append(file)
-    found = list(runs_before(parent_of(read_state(files[2])["cfg"])))
-    assert [path for path, _ in found] == [str(files[1]), str(files[0])]
-    assert [import_source(state["cfg"]["task"]) for _, state in found] == ["", "bert-mini (BertModel)"]
-    files[1].unlink()
-    assert list(runs_before(str(files[1]))) == []

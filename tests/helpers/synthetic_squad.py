@@ -7,7 +7,7 @@ from typing import Any
 
 from preparing import prepare
 
-from amos_fairseq.hugging_face.imported import Imported, build_model, configuration, write
+from amos_fairseq.hugging_face.import_folder import Imported, build_model, configuration, write
 from amos_fairseq.text.tokenization import load_tokenizer
 from amos_fairseq.text.vocabulary import learn_tokenizer
 

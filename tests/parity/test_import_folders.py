@@ -14,7 +14,7 @@ from tokenizers.processors import TemplateProcessing
 import amos_fairseq
 from amos_fairseq.checkpoints.read import load_checkpoint, read_state
 from amos_fairseq.cli.main import main
-from amos_fairseq.hugging_face.imported import configuration
+from amos_fairseq.hugging_face.import_folder import configuration
 from amos_fairseq.recipes.composition import compose_recipe
 from amos_fairseq.text.tokenization import load_tokenizer
 from amos_fairseq.text.tokenization.fast_tokenizer import row_map
