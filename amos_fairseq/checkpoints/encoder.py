@@ -6,7 +6,6 @@ vectors = features.pooled()    # [3, D]; features.states[0, features.mask[0]] ar
 layers = encoder(["A text."], all_layers=True).layers    # layers[k] are the states of layer k, [1, T, D]
 """
 
-import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -97,17 +96,6 @@ class Encoder(nn.Module):
             for i, encoded in zip(batch, self._encode([inputs[i] for i in batch], all_layers), strict=True):
                 states[i] = encoded
         return self._features(inputs, states)
-
-    def stream(
-        self, texts: str | Iterable[Text], truncate: bool = False, all_layers: bool = False
-    ) -> Iterator[Features]:
-        """Yield the features of ``batch_size`` texts at a time, in their order, for more texts than fit in memory.
-
-        Arguments and errors are those of :meth:`forward`; an error is raised when its text is reached.
-        """
-        inputs = self._inputs(texts, truncate)
-        while batch := list(itertools.islice(inputs, self.batch_size)):
-            yield self._features(batch, self._encode(batch, all_layers))
 
     def encode(self, sequences: Sequence[Tensor]) -> list[Tensor]:
         """Return the states, [L,D] each, of inputs that are framed and cut already, [L] int64."""

@@ -1,6 +1,4 @@
-"""``amos_fairseq.load``: batches, pairs, streams, pooling and dtype against one text at a time; truncation and errors."""
-
-import itertools
+"""``amos_fairseq.load``: batches, pairs, pooling and dtype against one text at a time; truncation and errors."""
 
 import pytest
 import torch
@@ -72,23 +70,6 @@ def test_batched_texts_equal_single_texts(encoder, packings):
     assert every.states[~every.mask].abs().max() == 0
 
 
-def test_stream_reads_no_text_ahead(encoder):
-    """From an endless corpus: in order, batch by batch."""
-    taken = itertools.count()
-    endless = (TEXTS[next(taken) % len(TEXTS)] for _ in itertools.count())
-    stream = encoder.stream(endless)
-    first, second = next(stream), next(stream)
-    assert next(taken) == 6
-    every = encoder(TEXTS)
-    for batch, rows in ((first, slice(0, 3)), (second, slice(3, 6))):
-        longest = batch.tokens.size(1)
-        assert torch.equal(batch.tokens, every.tokens[rows, :longest])
-        torch.testing.assert_close(batch.states, every.states[rows, :longest], **ROUNDING)
-    assert [len(batch.tokens) for batch in encoder.stream(TEXTS)] == [3, 3, 1]
-    assert [len(batch.tokens) for batch in encoder.stream("the end")] == [1]
-    assert list(encoder.stream([])) == []
-
-
 def test_pair_is_two_texts_in_one_sequence(encoder):
     """``<s> A </s> B </s>``; a line break inside a text of a pair is a space, as two sequences are all there are."""
     pair = symbols(encoder, encoder([("the dog", "the\nfox")]).tokens[0])
@@ -139,9 +120,6 @@ def test_states_of_a_layer(save_dir, encoder, layer):
     assert torch.equal(found.states, every.layers[layer])
     assert len(found.layers) == layer + 1
     assert found.layers[0][~found.mask].abs().sum() == 0
-    streamed = list(of_layer.stream(TEXTS, all_layers=True))
-    assert [len(batch.layers) for batch in streamed] == [layer + 1] * 3
-    torch.testing.assert_close(streamed[0].states, found.states[:3, : streamed[0].states.size(1)], **ROUNDING)
 
 
 def test_states_of_a_mixture_are_what_its_head_reads(tmp_path):
@@ -199,7 +177,7 @@ def test_length_limit(encoder):
     first = encoder.loaded.tokens(short).tolist()
     assert len(pair) == 80
     assert pair == [*first, *whole[1 : 80 - len(first)].tolist(), eos]
-    assert len(next(encoder.stream([(long, long)], truncate=True)).tokens[0]) == 80
+    assert len(encoder([(long, long)], truncate=True).tokens[0]) == 80
 
 
 def test_settings_that_are_refused(save_dir):
