@@ -52,7 +52,7 @@ from amos_fairseq.hugging_face.import_folder import (
     write,
 )
 from amos_fairseq.models.configuration import OF_PROCESS, EncoderConfig
-from amos_fairseq.models.pretrained_encoder import is_fine_tuned
+from amos_fairseq.models.pretraining import is_fine_tuned
 from amos_fairseq.output.terminal import say
 from amos_fairseq.recipes import find_recipe
 from amos_fairseq.recipes.composition import compose_recipe

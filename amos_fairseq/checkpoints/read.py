@@ -28,8 +28,7 @@ from amos_fairseq.checkpoint_files import (
 )
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import DICTIONARY_FILE, TOKENIZER_DIRECTORY, directory_sha256, file_sha256
-from amos_fairseq.models.pretrained_encoder import class_of_checkpoint, is_fine_tuned
-from amos_fairseq.models.pretraining import GeneratorNetwork, PretrainingModel
+from amos_fairseq.models.pretraining import GeneratorNetwork, PretrainingModel, class_of_checkpoint, is_fine_tuned
 from amos_fairseq.setting_checks import check_saved_settings, model_settings
 from amos_fairseq.text import MASK_SYMBOL, protect
 from amos_fairseq.text.tokenization import load_tokenizer

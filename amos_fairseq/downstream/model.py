@@ -8,7 +8,9 @@ import dataclasses
 import logging
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from fairseq.models import BaseFairseqModel
@@ -24,12 +26,11 @@ from amos_fairseq.models.configuration import (
     make_transform,
     parse_layers,
 )
-from amos_fairseq.models.pretrained_encoder import (
+from amos_fairseq.models.pretraining import (
     CLASSIFICATION,
     EMBEDDING,
     ENCODER,
     POOLER,
-    ExportedHead,
     PretrainedEncoder,
     describe_mismatch,
     reads_heads,
@@ -46,6 +47,26 @@ logger = logging.getLogger(__name__)
 TEXT_HEAD = "sentence_classification_head"
 MIXTURE = "layer_mixture."
 NEW_LAYERS = "new_layers"
+
+
+@dataclass(frozen=True)
+class ExportedHead:
+    """A head that a class of Hugging Face computes.
+
+    Attributes:
+        kind: sequence_classification, token_classification or question_answering: a label of
+            :class:`amos_fairseq.hugging_face.weights.Head`, which has the names of its weights.
+        module: whose weights these are.
+        outputs: from the last states [B,T,D] and a mask of padding [B,T] to what the class returns.
+        description: for messages and the model card.
+        settings: for the configuration of the class, besides the names of labels.
+    """
+
+    kind: str
+    module: nn.Module
+    outputs: Callable[[Tensor, Tensor], Tensor]
+    description: str
+    settings: dict[str, Any] = field(default_factory=dict)
 
 
 class FineTunedModel(BaseFairseqModel):

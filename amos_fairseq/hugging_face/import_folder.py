@@ -46,8 +46,7 @@ from amos_fairseq.hugging_face.config import (
 )
 from amos_fairseq.hugging_face.weights import FAMILIES, NEVER_PREDICTED, Head, Weights, count_layers, from_hugging_face
 from amos_fairseq.models.configuration import MODERN, MODERN_ARCH, MODERN_SIZES, SIZES
-from amos_fairseq.models.pretrained_encoder import POOLER
-from amos_fairseq.models.pretraining import PretrainingModel
+from amos_fairseq.models.pretraining import POOLER, PretrainingModel
 from amos_fairseq.setting_checks import as_flags
 from amos_fairseq.text.tokenization.fast_tokenizer import ABSENT, FastTokenizer, row_map
 from amos_fairseq.text.tokenization.tokenizer import Tokenizer, embedding_symbols

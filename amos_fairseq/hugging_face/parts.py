@@ -17,8 +17,7 @@ from amos_fairseq.hugging_face.weights import CUSTOM, Head, Weights, class_name
 from amos_fairseq.models.amos import AmosModel
 from amos_fairseq.models.electric import ElectricModel
 from amos_fairseq.models.mlm import MlmModel
-from amos_fairseq.models.pretrained_encoder import POOLER
-from amos_fairseq.models.pretraining import PretrainingModel
+from amos_fairseq.models.pretraining import POOLER, PretrainingModel
 from amos_fairseq.models.teams import TeamsModel
 from amos_fairseq.modules.encoder import TransformerConfig, TransformerEncoder
 from amos_fairseq.modules.heads import DenseDetectionHead

@@ -16,16 +16,18 @@ from torch.nn.functional import pad
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.models.configuration import DetectorWithMlmConfig, PaddedVocabulary
-from amos_fairseq.models.pretrained_encoder import (
+from amos_fairseq.models.pretraining import (
     DELTA,
     EMBEDDING,
     ENCODER,
     ENCODER_IN_PRETRAINING,
     POOLER,
+    GeneratorNetwork,
+    PretrainingBatch,
+    PretrainingModel,
     describe_mismatch,
     same_shape,
 )
-from amos_fairseq.models.pretraining import GeneratorNetwork, PretrainingBatch, PretrainingModel
 from amos_fairseq.modules.heads import MlmHead
 from amos_fairseq.setting_checks import setting
 

@@ -33,8 +33,7 @@ from amos_fairseq.models.configuration import (
     register_sizes,
     transformer_config,
 )
-from amos_fairseq.models.pretrained_encoder import PretrainedEncoder
-from amos_fairseq.models.pretraining import PretrainingBatch, PretrainingOutput, SingleMlmModel
+from amos_fairseq.models.pretraining import PretrainedEncoder, PretrainingBatch, PretrainingOutput, SingleMlmModel
 from amos_fairseq.modules.encoder import LayerOutputs, TransformerConfig, TransformerEncoder, share_bottom, with_layers
 from amos_fairseq.modules.heads import DetectionHead, EmbeddingHead, FeedForwardHead
 from amos_fairseq.setting_checks import setting

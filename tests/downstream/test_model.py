@@ -11,7 +11,7 @@ from amos_fairseq.downstream.spans.task import SpanModel
 from amos_fairseq.downstream.words.model import WordModel
 from amos_fairseq.errors import UserError
 from amos_fairseq.models.amos import AmosConfig, AmosModel
-from amos_fairseq.models.pretrained_encoder import class_of_checkpoint, is_fine_tuned
+from amos_fairseq.models.pretraining import class_of_checkpoint, is_fine_tuned
 
 HEAD = "sentence_classification_head"
 

@@ -32,8 +32,7 @@ from torch.nn.functional import embedding as look_up
 
 from amos_fairseq.hugging_face.parts import encoder_part
 from amos_fairseq.models.amos import AmosModel
-from amos_fairseq.models.pretrained_encoder import DELTA
-from amos_fairseq.models.pretraining import PretrainingBatch
+from amos_fairseq.models.pretraining import DELTA, PretrainingBatch
 from amos_fairseq.modules.bert_encoder import LearnedPositions
 from amos_fairseq.optim.grouped_adam import GroupedAdam, GroupedAdamConfig
 from amos_fairseq.probing.features import PIECES, hidden_states, parts_of

@@ -28,11 +28,11 @@ from amos_fairseq.downstream.labeled_task import (
     open_vocabulary,
     prepared_directories,
 )
-from amos_fairseq.downstream.model import FineTunedModel
+from amos_fairseq.downstream.model import ExportedHead, FineTunedModel
 from amos_fairseq.downstream.spans.dataset import SquadSplit, SquadWindowDataset, WindowLimits
 from amos_fairseq.functional.positions import gather_positions
 from amos_fairseq.models.configuration import make_transform
-from amos_fairseq.models.pretrained_encoder import ExportedHead, reads_heads
+from amos_fairseq.models.pretraining import reads_heads
 from amos_fairseq.modules.heads import transformed
 from amos_fairseq.setting_checks import setting
 

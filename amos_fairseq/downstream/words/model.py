@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import relu
 
-from amos_fairseq.downstream.model import FineTunedModel
+from amos_fairseq.downstream.model import ExportedHead, FineTunedModel
 from amos_fairseq.downstream.words.views import (
     CROSS_VIEWS,
     CrossViews,
@@ -19,7 +19,7 @@ from amos_fairseq.downstream.words.views import (
 from amos_fairseq.errors import UserError
 from amos_fairseq.functional.positions import gather_positions
 from amos_fairseq.models.configuration import make_transform
-from amos_fairseq.models.pretrained_encoder import ExportedHead, reads_heads
+from amos_fairseq.models.pretraining import reads_heads
 from amos_fairseq.modules.heads import transformed
 
 WORD_HEADS = "word_heads."
