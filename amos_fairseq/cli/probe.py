@@ -29,7 +29,7 @@ def add_parser(subparsers: Any) -> None:
     add("--out", metavar="OUT", type=Path, required=True, help="directory for the results, which must not exist")
     text = "generator, discriminator, encoder, or generator_DEPTH of separate generators (default: all)"
     add("--part", metavar="PART", nargs="+", help=text)
-    text = "layers of each part, such as 4,6,8; 0 is the input of the first, mix a learned mixture of all "
+    text = "layers of each part, such as 4,6,8; 0 is the input of the first "
     text += "(default: the generator's depths, and the last layer of the others)"
     add("--layers", metavar="LIST", help=text)
     add("--tasks", metavar="LIST", help="tasks, separated by commas (default: all in --data)")

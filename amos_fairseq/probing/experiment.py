@@ -20,14 +20,12 @@ from amos_fairseq.output.pictures import (
     depth_colours,
     draw_grid,
     legend_label,
-    run_colour,
     run_style,
     save,
 )
 from amos_fairseq.output.tables import Table, format_score
 from amos_fairseq.output.terminal import say
 from amos_fairseq.probing.features import (
-    MIXTURE,
     PIECES,
     RANDOM_SEED,
     EncodedSplit,
@@ -40,21 +38,18 @@ from amos_fairseq.probing.features import (
     stored_features,
 )
 from amos_fairseq.probing.probe import (
-    MICRO_F1,
-    SEMEVAL_MACRO_F1,
     THRESHOLD,
     ProbeData,
     ProbeSettings,
     SplitTargets,
-    majority_scores,
+    majority_score,
     split_targets,
     train_probe,
 )
 from amos_fairseq.probing.tasks import ProbingTask, sorted_tasks
 from amos_fairseq.untrusted import read_json
 
-RESULTS_FILE, FORMAT = "results.json", 1
-METRIC_NAMES = {MICRO_F1: "micro-F1", SEMEVAL_MACRO_F1: "macro-F1 of SemEval"}
+RESULTS_FILE, FORMAT = "results.json", 2
 COLUMNS = 8  # of a table
 MAJORITY = "majority"  # the baseline that always answers the most frequent label, which is also its "part" and "layer"
 BASELINE_NAMES = {"random": "random weights", "pieces": "pieces alone", MAJORITY: "most frequent label"}
@@ -80,15 +75,14 @@ class TextGroup(NamedTuple):
 
 @dataclass(frozen=True)
 class ProbeResult:
-    """One score of one probe."""
+    """The score of one probe."""
 
     task: str
     part: str
-    layer: int | str  # its number, "mix" for a mixture of all, "pieces" for token embeddings alone
+    layer: int | str  # its number, or "pieces" for token embeddings alone
     baseline: str | None  # one of BASELINE_NAMES
     seed: int  # of the probe; 0 for the most frequent label, which has none
-    metric: str
-    score: float  # from 0 to 1
+    score: float  # micro-F1, from 0 to 1
     targets: int  # number of targets that the score counts
 
     @property
@@ -141,7 +135,7 @@ def run_probes(
     """Train every probe, write all files to the new folder ``out``, and return the table."""
     chosen = choose_layers(loaded, parts, layers, with_baselines, device)
     groups = group_by_texts(loaded, tasks)
-    results = [result for task in tasks for result in majority_results(task)]
+    results = [majority_result(task) for task in tasks]
     with whole_folder(out.absolute()) as unfinished:
         for group, probed in itertools.product(groups, chosen):
             results += train_probes(loaded, group, probed, settings, num_seeds, device, unfinished / "features")
@@ -171,12 +165,10 @@ def choose_layers(
 
 
 def parse_layers(text: str | None, part: ProbedPart) -> list[Layer]:
-    """Parse "4,6,mix"; None gives the default layers of the part."""
+    """Parse "4,6"; None gives the default layers of the part."""
     if text is None:
         return list(part.default_layers)
     known: dict[str, Layer] = {str(number): number for number in sorted(part.layers)}
-    if part.mixed_layers:
-        known[MIXTURE] = MIXTURE
     entries = list(dict.fromkeys(entry.strip() for entry in text.split(",")))
     for entry in entries:
         if entry not in known:
@@ -212,14 +204,11 @@ def targets_of(task: ProbingTask, encoded: dict[str, EncodedSplit]) -> dict[str,
     return targets
 
 
-def majority_results(task: ProbingTask) -> list[ProbeResult]:
-    """Return the scores of the most frequent label of training as the answer for every target."""
+def majority_result(task: ProbingTask) -> ProbeResult:
+    """Return the score of the most frequent label of training as the answer for every target."""
     gold = task.labels_of(task.scored_split)
-    scores = majority_scores(task.labels_of("train"), gold)
-    return [
-        ProbeResult(task.name, MAJORITY, MAJORITY, MAJORITY, 0, metric, score, len(gold))
-        for metric, score in scores.items()
-    ]
+    score = majority_score(task.labels_of("train"), gold)
+    return ProbeResult(task.name, MAJORITY, MAJORITY, MAJORITY, 0, score, len(gold))
 
 
 def train_probes(
@@ -232,23 +221,19 @@ def train_probes(
     folder: Path,
 ) -> list[ProbeResult]:
     """Train the probes of all layers of one network, whose features are in ``folder`` meanwhile."""
-    part, mixed, results = probed.part, probed.part.mixed_layers, []
-    wanted = [layer for layer in probed.layers if layer != MIXTURE] + (mixed if MIXTURE in probed.layers else [])
+    part, results = probed.part, []
     name = layer_name((part.name, ", ".join(map(str, probed.layers)), probed.baseline))
     pad = loaded.dictionary.pad()
-    with stored_features(folder, part, list(dict.fromkeys(wanted)), group.encoded, pad, device, name) as stored:
+    with stored_features(folder, part, probed.layers, group.encoded, pad, device, name) as stored:
         for task, layer, seed in itertools.product(group.tasks, probed.layers, range(1, num_seeds + 1)):
             began, targets = time.monotonic(), group.targets[task.name]
-            used = mixed if layer == MIXTURE else [layer]
-            features = {split: [stored[split][number] for number in used] for split in targets}
+            features = {split: stored[split][layer] for split in targets}
             column = layer_name((part.name, layer, probed.baseline))
             probe_data = ProbeData(features, targets, task.labels, task.scored_split)
             scored = train_probe(probe_data, settings, seed, device, f"{column}, {task.name}")
-            for metric, score in scored.scores.items():
-                key = (task.name, part.name, layer, probed.baseline, seed)
-                results.append(ProbeResult(*key, metric, score, scored.num_targets))
-            shown = ", ".join(f"{row_name(task.name, metric)} {100 * one:.1f}" for metric, one in scored.scores.items())
-            seconds = time.monotonic() - began
+            num_targets = targets[task.scored_split].num_targets
+            results.append(ProbeResult(task.name, part.name, layer, probed.baseline, seed, scored.score, num_targets))
+            shown, seconds = f"{task.name} {100 * scored.score:.1f}", time.monotonic() - began
             say(f"{column}, seed {seed}: {shown} (update {scored.update}, {seconds:.0f} s)", "probe")
     return results
 
@@ -301,15 +286,11 @@ def layer_name(column: tuple[str, int | str, str | None]) -> str:
     return f"{part} {layer}" + (f", {BASELINE_NAMES[baseline]}" if baseline else "")
 
 
-def row_name(task: str, metric: str) -> str:
-    return task if metric == MICRO_F1 else f"{task} ({METRIC_NAMES[metric]})"
-
-
-def scores_by_cell(results: Sequence[ProbeResult]) -> dict[tuple[str, str], dict[tuple, list[float]]]:
-    """Return the scores of all seeds by (task, metric), in the order of the results, and by column."""
-    cells: dict[tuple[str, str], dict[tuple, list[float]]] = {}
+def scores_by_cell(results: Sequence[ProbeResult]) -> dict[str, dict[tuple, list[float]]]:
+    """Return the scores of all seeds by task, in the order of the results, and by column."""
+    cells: dict[str, dict[tuple, list[float]]] = {}
     for result in results:
-        cells.setdefault((result.task, result.metric), {}).setdefault(result.column, []).append(result.score)
+        cells.setdefault(result.task, {}).setdefault(result.column, []).append(result.score)
     return cells
 
 
@@ -335,7 +316,7 @@ def results_table(results: Sequence[ProbeResult], title: str, notes: list[str]) 
     More than :data:`COLUMNS` layers are rows, so that the table fits on a page.
     """
     columns, cells = columns_of(results), scores_by_cell(results)
-    rows = [[row_name(*task), *(_cell(scores.get(column, [])) for column in columns)] for task, scores in cells.items()]
+    rows = [[task, *(_cell(scores.get(column, [])) for column in columns)] for task, scores in cells.items()]
     table = [["task", *map(layer_name, columns)], *rows]
     if len(columns) > COLUMNS:
         table = [list(row) for row in zip(*table, strict=True)]
@@ -377,7 +358,7 @@ def probing_figure(results: Sequence[ProbeResult]) -> Figure:
         for scores in [cell[column] for column in cell if column[2] == MAJORITY]:
             ax.vlines(100 * scores[0], row - 0.45, row + 0.45, color=GREY, linewidth=1.5, linestyle=":", label=label)
             label = None  # one entry in the legend
-    ax.set_yticks(range(len(cells)), [legend_label(row_name(*cell)) for cell in cells])
+    ax.set_yticks(range(len(cells)), [legend_label(task) for task in cells])
     ax.set_ylim(len(cells) - 0.5, -0.5)  # the first task at the top
     ax.set(title="Edge probing", xlabel="score (%)")
     draw_grid(ax)
@@ -387,13 +368,13 @@ def probing_figure(results: Sequence[ProbeResult]) -> Figure:
 
 def column_styles(columns: Sequence[tuple]) -> list[dict[str, object]]:
     """Return a color for each layer, from dark for the first one to light, and a marker for each part, hollow with random
-    weights; the mixture of layers is pink, pieces alone are grey."""
+    weights; pieces alone are grey."""
     numbers = sorted({layer for _, layer, _ in columns if isinstance(layer, int)})
     colours = dict(zip(numbers, depth_colours(len(numbers)), strict=True))
     parts = list(dict.fromkeys(part for part, _, _ in columns))
     styles = []
     for part, layer, baseline in columns:
-        colour = GREY if baseline == "pieces" else colours.get(layer, run_colour(3))
+        colour = GREY if baseline == "pieces" else colours[layer]
         filled = "none" if baseline else "full"
         marker = run_style(parts.index(part))[1]
         styles.append({"color": colour, "marker": marker, "fillstyle": filled, "markersize": 6})

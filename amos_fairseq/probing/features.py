@@ -29,7 +29,6 @@ from amos_fairseq.output.terminal import progress_bar
 from amos_fairseq.probing.tasks import AnnotatedText
 
 PIECES = "pieces"  # the "layer" of token embeddings that are only looked up
-MIXTURE = "mix"  # all layers, mixed by learned weights
 TOKENS_PER_BATCH = 8192
 RANDOM_SEED = 1  # of the random weights, the same for every seed of a probe
 
@@ -45,11 +44,6 @@ class ProbedPart:
     # Number of a layer -> the encoder that has it, and its number there; 0 is the input of the first layer.
     layers: dict[int, tuple[TransformerEncoder, int]]
     default_layers: list[int]  # the generator's depths, or the last layer
-
-    @property
-    def mixed_layers(self) -> list[int]:
-        """The layers of :data:`MIXTURE`; empty if they are of several networks."""
-        return sorted(self.layers) if len({id(encoder) for encoder, _ in self.layers.values()}) == 1 else []
 
 
 def parts_of(model: BaseFairseqModel) -> dict[str, ProbedPart]:

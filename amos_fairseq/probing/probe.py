@@ -1,4 +1,4 @@
-"""The probe, its training on stored features, and its scores: micro-F1, and the macro-F1 of SemEval-2010 task 8.
+"""The probe, its training on stored features, and its score, micro-F1.
 
 A plain loop instead of fairseq-train: the input is a memory map of features, the model a few thousand parameters, an epoch a
 second, so that starting the trainer would take longer than the training.
@@ -8,7 +8,6 @@ Shapes: N targets, P pieces in all their spans together, D width of the features
 
 import itertools
 import math
-import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -18,15 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.modules.heads import LayerMixture
 from amos_fairseq.output.terminal import progress_bar
 from amos_fairseq.probing.features import EncodedSplit
 from amos_fairseq.probing.tasks import AnnotatedText
 
-MICRO_F1 = "micro_f1"
-SEMEVAL_MACRO_F1 = "semeval_macro_f1"
-OTHER = "Other"
-_DIRECTED = re.compile(r"(.+)\((e1,e2|e2,e1)\)")
 PROJECTION = 256  # width of projected pieces and of the hidden layer of the MLP (Tenney et al., 2019b)
 EVALUATIONS = 10  # on the validation split, evenly over the training of a probe
 SCORING_BATCH = 8192
@@ -48,62 +42,21 @@ def micro_f1(predicted: Tensor, labels: Tensor, num_impossible: int = 0) -> floa
     return 2 * true_positives / total if total else 0.0
 
 
-def majority_scores(train: Sequence[Sequence[str]], gold: Sequence[Sequence[str]]) -> dict[str, float]:
-    """Return the scores of a classifier that reads nothing and always answers the most frequent label of training.
+def majority_score(train: Sequence[Sequence[str]], gold: Sequence[Sequence[str]]) -> float:
+    """Return the micro-F1 of a classifier that reads nothing and always answers the most frequent label of training.
 
-    Args:
-        train, gold: the labels of each target of the training split and of the scored split.
-
-    Returns:
-        The scores from 0 to 1 by metric, with :data:`SEMEVAL_MACRO_F1` for the labels of that task.
+    ``train`` and ``gold`` are the labels of each target of the training split and of the scored split.
     """
     counts = Counter(label for labels in train for label in labels)
     answer = min(counts, key=lambda label: (-counts[label], label))
-    correct = sum(answer in labels for labels in gold)
     total = len(gold) + sum(map(len, gold))
-    scores = {MICRO_F1: 2 * correct / total if total else 0.0}
-    if is_semeval(list(counts)) and all(len(labels) == 1 for labels in gold):
-        scores[SEMEVAL_MACRO_F1] = semeval_macro_f1([one for (one,) in gold], [answer] * len(gold))
-    return scores
-
-
-def is_semeval(labels: Sequence[str]) -> bool:
-    """Return whether these are the labels of SemEval-2010 task 8: relations with a direction, and "Other"."""
-    return OTHER in labels and all(label == OTHER or _DIRECTED.fullmatch(label) for label in labels)
-
-
-def semeval_macro_f1(gold: Sequence[str], predicted: Sequence[str | None]) -> float:
-    """Return the official score of SemEval-2010 task 8, from 0 to 1: "(9+1)-way evaluation with directionality".
-
-    For each relation but "Other", a prediction is correct if relation and direction are. Precision divides by all predictions
-    of the relation and recall by all its gold labels, in either direction: a wrong direction counts in both. The score is the
-    mean of the relations' F1 (not the F1 of the means).
-
-    Args:
-        gold: such as ``Cause-Effect(e2,e1)``; its relations are those of the mean.
-        predicted: None for a target without a prediction, which is wrong.
-    """
-    relations = sorted({relation_of(label) for label in gold} - {OTHER})
-    scores = []
-    for relation in relations:
-        num_gold = sum(relation_of(label) == relation for label in gold)
-        num_predicted = sum(label is not None and relation_of(label) == relation for label in predicted)
-        pairs = zip(gold, predicted, strict=True)
-        correct = sum(label == guess and relation_of(label) == relation for label, guess in pairs)
-        scores.append(2 * correct / (num_gold + num_predicted))
-    return sum(scores) / len(scores) if scores else 0.0
-
-
-def relation_of(label: str) -> str:
-    """Return ``Cause-Effect`` of ``Cause-Effect(e1,e2)``."""
-    directed = _DIRECTED.fullmatch(label)
-    return directed.group(1) if directed else label
+    return 2 * sum(answer in labels for labels in gold) / total if total else 0.0
 
 
 class SpanFeatures(NamedTuple):
     """The pieces of N spans, one span after another."""
 
-    features: Tensor  # [P,D], or [P,L,D] if L layers are mixed
+    features: Tensor  # [P,D]
     lengths: Tensor  # [N] int64, the number of pieces of each span, at least 1; their sum is P
 
 
@@ -137,14 +90,11 @@ class Probe(nn.Module):
     ``linear`` is AMOS's: one linear layer on the pooled states (section 5.2). ``mlp`` is that of Tenney et al. (2019b): each
     span is projected to 256 dimensions before it is pooled, and a hidden layer of 256 with tanh and LayerNorm follows.
 
-    Args:
-        width: D.
-        num_layers: layers to mix; 0 for the features of one layer.
+    ``width`` is D.
     """
 
-    def __init__(self, width: int, num_spans: int, num_labels: int, classifier: str = "linear", num_layers: int = 0):
+    def __init__(self, width: int, num_spans: int, num_labels: int, classifier: str = "linear"):
         super().__init__()
-        self.mixture = LayerMixture(num_layers) if num_layers else nn.Identity()
         is_linear = classifier == "linear"
         pooled = width if is_linear else PROJECTION
         self.projections = nn.ModuleList(
@@ -164,7 +114,7 @@ class Probe(nn.Module):
     def forward(self, spans: list[SpanFeatures]) -> Tensor:
         """Return [N,C] float32 from the first and, if there is one, the second span of every target."""
         pooled = [
-            pooling(SpanFeatures(projection(self.mixture(pieces.features)), pieces.lengths))
+            pooling(SpanFeatures(projection(pieces.features), pieces.lengths))
             for pieces, projection, pooling in zip(spans, self.projections, self.poolings, strict=True)
         ]
         return self.output(self.hidden(torch.cat(pooled, dim=-1)))
@@ -239,21 +189,20 @@ def split_targets(examples: Sequence[AnnotatedText], encoded: EncodedSplit, labe
 
 @dataclass(frozen=True)
 class ProbeData:
-    features: dict[str, list[Tensor]]  # of each split, [P,D] for each layer: one, or those that are mixed
+    features: dict[str, Tensor]  # of each split, [P,D]
     targets: dict[str, SplitTargets]
     labels: Sequence[str]  # C names
     scored_split: str
 
 
-class ProbeScores(NamedTuple):
-    """Scores from 0 to 1 by metric, over ``num_targets``; the update whose weights were scored."""
+class ProbeScore(NamedTuple):
+    """micro-F1 from 0 to 1, and the update whose weights were scored."""
 
-    scores: dict[str, float]
-    num_targets: int
+    score: float
     update: int
 
 
-def train_probe(data: ProbeData, settings: ProbeSettings, seed: int, device: str, name: str = "probe") -> ProbeScores:
+def train_probe(data: ProbeData, settings: ProbeSettings, seed: int, device: str, name: str = "probe") -> ProbeScore:
     """Train a probe on ``train``, keep the weights with the best micro-F1 on ``valid`` (then the lowest loss), score them.
 
     ``seed`` determines the initial weights and the order of the targets; on a CPU the result is the same to the bit.
@@ -262,9 +211,7 @@ def train_probe(data: ProbeData, settings: ProbeSettings, seed: int, device: str
     batches, train = Batches(data, device), data.targets["train"]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        num_layers = len(data.features["train"])
-        num_mixed = num_layers if num_layers > 1 else 0
-        probe = Probe(batches.width, train.starts.size(1), len(data.labels), settings.classifier, num_mixed)
+        probe = Probe(batches.width, train.starts.size(1), len(data.labels), settings.classifier)
     probe.set_prior(train.labels.float().mean(0))
     probe.to(device)
     optimizer = torch.optim.Adam(probe.parameters(), lr=settings.lr / math.sqrt(batches.width))
@@ -287,14 +234,8 @@ def train_probe(data: ProbeData, settings: ProbeSettings, seed: int, device: str
                 if best is None or score > best[0]:
                     best = score, update, {key: tensor.clone() for key, tensor in probe.state_dict().items()}
     probe.load_state_dict(best[2])
-    scored = data.targets[data.scored_split]
     logits = probe_logits(probe, batches, data.scored_split)
-    scores = {MICRO_F1: micro_f1_of(logits, scored)}
-    if is_semeval(data.labels) and all(len(labels) == 1 for labels in scored.gold):
-        # The most probable label of each target; those that were not read have no prediction.
-        predicted = [data.labels[i] for i in logits.argmax(-1).tolist()] + [None] * scored.num_unread
-        scores[SEMEVAL_MACRO_F1] = semeval_macro_f1([one for (one,) in scored.gold], predicted)
-    return ProbeScores(scores, scored.num_targets, best[1])
+    return ProbeScore(micro_f1_of(logits, data.targets[data.scored_split]), best[1])
 
 
 def shuffled_batches(num_targets: int, settings: ProbeSettings, seed: int) -> Iterator[Tensor]:
@@ -315,8 +256,8 @@ class Batches:
     def __init__(self, data: ProbeData, device: str):
         self.data = data
         self.device = device
-        self.whitenings = [whitening(layer) for layer in data.features["train"]]
-        self.width = data.features["train"][0].size(1)
+        self.mean, self.matrix = whitening(data.features["train"])
+        self.width = data.features["train"].size(1)
 
     def spans(self, split: str, rows: Tensor) -> list[SpanFeatures]:
         """Return the pieces of the first and the second spans of the targets ``rows`` [N] int64."""
@@ -329,11 +270,7 @@ class Batches:
     def _pieces(self, split: str, starts: Tensor, lengths: Tensor) -> SpanFeatures:
         before = lengths.cumsum(0) - lengths
         index = (starts - before).repeat_interleave(lengths) + torch.arange(int(lengths.sum()))
-        layers = [
-            (layer[index] - mean) @ matrix
-            for layer, (mean, matrix) in zip(self.data.features[split], self.whitenings, strict=True)
-        ]
-        features = layers[0] if len(layers) == 1 else torch.stack(layers, dim=1)
+        features = (self.data.features[split][index] - self.mean) @ self.matrix
         return SpanFeatures(features.to(self.device), lengths.to(self.device))
 
 
@@ -342,8 +279,8 @@ def whitening(features: Tensor) -> tuple[Tensor, Tensor]:
 
         W = U diag(1 / sqrt(max(l, 1e-8 max(l)))) U^T,  covariance = U diag(l) U^T
 
-    Among all such matrices the symmetric one changes x least, so that whitened layers can still be mixed. The floor keeps
-    directions without variance, such as the one that LayerNorm removes, from being blown up.
+    Among all such matrices the symmetric one changes x least. The floor keeps directions without variance, such as the one that
+    LayerNorm removes, from being blown up.
 
     Args:
         features: [P,D] float32.

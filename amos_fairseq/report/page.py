@@ -329,9 +329,8 @@ def probing_sections(probing: Sequence[tuple[Path, ProbeResults]]) -> list[Secti
         results = in_order(content.results)
         caption = (
             f"Classifiers on the frozen states of one layer of {run} after {content.checkpoint['num_updates']:,} updates. "
-            "Table: 100 times the mean over the seeds of the micro-F1 (or of the score that the task's name gives), ± standard "
-            "deviation where there are several. Picture: mean and range over the seeds. Classifier: "
-            f"{content.settings['classifier']}."
+            "Table: 100 times the mean over the seeds of the micro-F1, ± standard deviation where there are several. Picture: "
+            f"mean and range over the seeds. Classifier: {content.settings['classifier']}."
         )
         title = "Edge probing by layer" if len(probing) == 1 else f"Edge probing by layer: {run}"
         anchor = "probing" if number == 1 else f"probing_{number}"

@@ -7,23 +7,18 @@ import pytest
 import torch
 from sklearn.dummy import DummyClassifier
 from sklearn.metrics import accuracy_score, f1_score
-from torch import Tensor
 
 from amos_fairseq.probing.features import EncodedSplit
 from amos_fairseq.probing.probe import (
-    MICRO_F1,
-    LayerMixture,
     Probe,
     ProbeData,
     ProbeSettings,
     SpanFeatures,
     SpanPooling,
     SplitTargets,
-    is_semeval,
-    majority_scores,
+    majority_score,
     micro_f1,
     probe_loss,
-    semeval_macro_f1,
     split_targets,
     train_probe,
     whitening,
@@ -75,14 +70,6 @@ def test_untrained_probe_predicts_frequencies():
     torch.testing.assert_close(probe([made_up_pieces()]).sigmoid(), torch.tensor([[0.25, 0.75]] * 3))
 
 
-def test_mixture_equals_a_sum_over_layers():
-    mixture, features = LayerMixture(3), torch.randn(5, 3, 4)
-    mixture.scores.data, mixture.scale.data = torch.tensor([0.5, -1.0, 2.0]), torch.tensor(1.5)
-    exponentials = [math.exp(s) for s in (0.5, -1.0, 2.0)]
-    expected = sum(1.5 * e / sum(exponentials) * features[:, layer] for layer, e in enumerate(exponentials))
-    torch.testing.assert_close(mixture(features), expected)
-
-
 def test_loss_equals_a_loop_over_targets_and_labels():
     logits, labels = torch.randn(4, 3) * 4, torch.rand(4, 3) > 0.5
     total = 0.0
@@ -106,7 +93,7 @@ def made_up(planted: bool, seed: int = 0) -> ProbeData:
         states = torch.randn(2 * size, 10, generator=generator)
         if planted:
             states[1::2, 5:8] += 6 * torch.eye(3)[classes]
-        features[split] = [states]
+        features[split] = states
         starts = 2 * torch.arange(size)[:, None]
         one_hot = torch.eye(3).bool()[classes]
         gold = [(LABELS[i],) for i in classes.tolist()]
@@ -116,16 +103,8 @@ def made_up(planted: bool, seed: int = 0) -> ProbeData:
 
 def test_a_planted_feature_is_found_in_its_layer_alone():
     planted, noise = made_up(planted=True), made_up(planted=False, seed=1).features
-    more_noise = made_up(planted=False, seed=2).features
-
-    def score_of(*layers: dict[str, list[Tensor]]) -> float:
-        stacked = {split: [layer[split][0] for layer in layers] for split in SIZES}
-        data = ProbeData(stacked, planted.targets, LABELS, "test")
-        return train_probe(data, SETTINGS, 1, "cpu").scores[MICRO_F1]
-
-    assert score_of(planted.features) > 0.95
-    assert max(score_of(noise), score_of(more_noise)) < 0.4
-    assert score_of(noise, planted.features) > 0.9
+    assert train_probe(planted, SETTINGS, 1, "cpu").score > 0.95
+    assert train_probe(ProbeData(noise, planted.targets, LABELS, "test"), SETTINGS, 1, "cpu").score < 0.4
 
 
 def test_scales_and_directions_of_features_do_not_matter():
@@ -133,10 +112,10 @@ def test_scales_and_directions_of_features_do_not_matter():
     data = made_up(planted=True)
     rotation = torch.linalg.qr(torch.randn(10, 10, generator=torch.Generator().manual_seed(3)))[0]
     scales = torch.tensor([1e3, *[1.0] * 9])
-    collapsed = {split: [(layers[0] * scales) @ rotation + 5.0] for split, layers in data.features.items()}
-    found = train_probe(ProbeData(collapsed, data.targets, LABELS, "test"), SETTINGS, 1, "cpu").scores[MICRO_F1]
+    collapsed = {split: (states * scales) @ rotation + 5.0 for split, states in data.features.items()}
+    found = train_probe(ProbeData(collapsed, data.targets, LABELS, "test"), SETTINGS, 1, "cpu").score
     # Rotated whitened features start from other zeros of Adam's coordinates, so the scores are near, not equal.
-    assert found == pytest.approx(train_probe(data, SETTINGS, 1, "cpu").scores[MICRO_F1], abs=0.02)
+    assert found == pytest.approx(train_probe(data, SETTINGS, 1, "cpu").score, abs=0.02)
 
 
 def test_whitened_features_have_the_identity_as_covariance():
@@ -189,26 +168,10 @@ def test_micro_f1_equals_scikit_learn():
 
 
 def test_the_most_frequent_label_equals_scikit_learn():
-    """With one label a target, micro-F1 is the accuracy. Other, the answer for relations, is left out of their score."""
+    """With one label a target, micro-F1 is the accuracy."""
     train, gold = ["b", "a", "b", "c", "a"], ["c", "a", "b", "a", "unseen"]
     dummy = DummyClassifier(strategy="most_frequent").fit(train, train)  # the first by name of a and b
     expected = accuracy_score(gold, dummy.predict(gold))
-    assert majority_scores([[one] for one in train], [[one] for one in gold]) == {"micro_f1": pytest.approx(expected)}
+    assert majority_score([[one] for one in train], [[one] for one in gold]) == pytest.approx(expected)
     # Several labels or none: a, the answer, is right for two of four targets, which have three labels.
-    assert majority_scores([["a", "b"], ["a"], []], [["a", "b"], ["a"], [], []]) == {"micro_f1": pytest.approx(4 / 7)}
-    relations = [["Other"], ["Other"], ["Cause-Effect(e1,e2)"]]
-    assert majority_scores(relations, relations) == {"micro_f1": pytest.approx(2 / 3), "semeval_macro_f1": 0}
-    assert majority_scores(relations[1:] + relations[2:], relations)["semeval_macro_f1"] == pytest.approx(2 / 4)
-
-
-def test_semeval_score_by_hand():
-    """Cause-Effect: 1 correct of 3 gold and 3 predicted, one of both in the wrong direction: F1 = 2/6.
-    Message-Topic: 1 correct of 2 gold (one without a prediction) and 2 predicted: F1 = 2/4. Other is left out.
-    """
-    cause, topic = ([f"{name}({order})" for order in ("e1,e2", "e2,e1")] for name in ("Cause-Effect", "Message-Topic"))
-    gold = [cause[0], cause[1], cause[1], topic[0], topic[1], "Other", "Other", "Other"]
-    predicted = [cause[0], cause[0], "Other", topic[0], None, cause[0], topic[0], "Other"]
-    assert semeval_macro_f1(gold, predicted) == pytest.approx((2 / 6 + 2 / 4) / 2)
-    assert is_semeval(["Cause-Effect(e2,e1)", "Other"])
-    assert not is_semeval(["NOUN", "Other"])
-    assert not is_semeval(["Cause-Effect(e2,e1)"])
+    assert majority_score([["a", "b"], ["a"], []], [["a", "b"], ["a"], [], []]) == pytest.approx(4 / 7)

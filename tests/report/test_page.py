@@ -40,7 +40,7 @@ def write_metrics(run, **values):
 def write_probing(folder, run):
     """Two seeds of one probe, with 50 and 70 % of the targets right."""
     folder.mkdir()
-    results = [ProbeResult(NAME, "generator", 2, None, n, "micro_f1", f1, 9) for n, f1 in ((1, 0.5), (2, 0.7))]
+    results = [ProbeResult(NAME, "generator", 2, None, n, f1, 9) for n, f1 in ((1, 0.5), (2, 0.7))]
     checkpoint = {"file": str(run / "checkpoint_last.pt"), "model": "AmosModel", "num_updates": UPDATES}
     ProbeResults(checkpoint, {"classifier": "linear"}, [], results).write(folder)
     return folder
