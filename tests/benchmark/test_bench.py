@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from benchmark import bench
@@ -19,18 +18,6 @@ SHORT = ["--steps", "2", "--warmup", "1", "--vocabulary-size", str(VOCABULARY), 
 
 def setup_of(recipe: str, *overrides: str, precision: str | None = "float32") -> Setup:
     return set_up(recipe, ["dataset.batch_size=2", *overrides], precision, "cpu", VOCABULARY)
-
-
-def test_models_take_turns_on_the_same_batches() -> None:
-    seen: list[tuple[str, int]] = []
-
-    def contestant(name: str) -> bench.Contestant:
-        return bench.Contestant(name, SimpleNamespace(step=lambda batch: seen.append((name, batch["id"]))), None)
-
-    contestants = [contestant("A"), contestant("B")]
-    bench.alternate(contestants, [{"id": 0}, {"id": 1}], 3)
-    assert seen == [("A", 0), ("B", 0), ("A", 1), ("B", 1), ("A", 0), ("B", 0)]
-    assert [len(each.seconds) for each in contestants] == [3, 3]
 
 
 def test_ratios_are_taken_within_a_round() -> None:

@@ -1,7 +1,5 @@
 """The peer of Hugging Face's modules does equal work: the same number of parameters, loss and gradients."""
 
-from typing import Any
-
 import pytest
 import torch
 from hugging_face_peers import INPUTS, HuggingFaceObjective, ModernBertObjective, build_objective
@@ -94,25 +92,3 @@ def test_narrow_generator_on_modernbert_does_equal_work() -> None:
     # Ours computes the last layer of the generator at the masked positions alone.
     assert 0.85 < counts[0] / counts[1] <= 1
     assert peer.masked_lm.decoder.weight is peer.discriminator.model.embeddings.tok_embeddings.weight
-
-
-def test_the_networks_share_their_embeddings_and_output_layer() -> None:
-    peer = build_objective(setup_of("electra_tiny").cfg, 640, 1)
-    embedding = peer.discriminator.electra.embeddings.word_embeddings.weight
-    assert peer.masked_lm.generator_lm_head.weight is embedding
-    assert peer.masked_lm.electra.embeddings is peer.discriminator.electra.embeddings
-
-
-def test_attention_is_fused_in_every_layer(monkeypatch: pytest.MonkeyPatch) -> None:
-    peer = build_objective(setup_of("electra_tiny").cfg, 640, 1)
-    fused, calls = torch.nn.functional.scaled_dot_product_attention, []
-
-    def counted(query: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        calls.append(query.size(-1))
-        return fused(query, *args, **kwargs)
-
-    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", counted)
-    for network in (peer.masked_lm, peer.discriminator):
-        calls.clear()
-        peer.encode(network, torch.full((2, 8), 5))
-        assert len(calls) == len(network.electra.encoder.layer)

@@ -70,17 +70,6 @@ def assert_weights_are_those_of_the_run(brought: Path, run: Path) -> None:
     assert {tensor.dtype for tensor in few["model"].values()} == {torch.bfloat16}
 
 
-@pytest.mark.parametrize(
-    ("arguments", "named"),
-    [(("nowhere",), "CARRY=nowhere is no folder"), ((".", "tpu"), "tpu"), ((".", "cpu"), "no data.tar.xz")],
-)
-def test_what_the_script_lacks_is_one_line(tmp_path: Path, arguments: tuple[str, ...], named: str) -> None:
-    result = run_script("examples/benchmark/gpu/fifteen_minutes.sh", tmp_path, *arguments)
-    assert result.returncode == 1
-    assert named in result.stderr
-    assert len(result.stderr.splitlines()) == 1
-
-
 @pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
 def test_a_sweep_in_the_interpreter(tmp_path: Path) -> None:
     """Every kernel with its default and one candidate, which gives the same values."""
