@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from saved_models import write_checkpoint, write_run, write_save_dir
+from saved_models import change_checkpoint, write_run
 
 import amos_fairseq
 from amos_fairseq.checkpoints.encoder import Encoder
@@ -25,19 +25,19 @@ ROUNDING = {"atol": 1e-5, "rtol": 0}
 def save_dir(tmp_path_factory):
     """A SAVE_DIR with a pretraining checkpoint, a fine-tuned one of the same encoder, and one with token types."""
     directory = tmp_path_factory.mktemp("run")
-    tokenizer = write_save_dir(directory)
+    write_run(directory, max_positions=80)
     state = torch.load(directory / "checkpoint_last.pt", weights_only=True)
     weights = {n: t for n, t in state["model"].items() if n.startswith(("embed_tokens", "discriminator"))}
     encoder = {name.replace("discriminator.", "encoder."): tensor for name, tensor in weights.items()}
     shapes = {"dense.weight": (16, 16), "dense.bias": (16,), "output.weight": (3, 16), "output.bias": (3,)}
     head = "classification_heads.sentence_classification_head"
     classifier = {f"{head}.{name}": torch.randn(shape) for name, shape in shapes.items()}
-    write_checkpoint(directory, tokenizer, "fine_tuned.pt", model=encoder | classifier)
+    change_checkpoint(directory, "fine_tuned.pt", model=encoder | classifier)
     settings = {"model": state["cfg"]["model"] | {"token_types": 2}, "task": {"_name": "sentence_prediction"}}
     types = {"encoder.embed_token_types.weight": torch.randn(2, 16)}
-    write_checkpoint(directory, tokenizer, "typed.pt", model=encoder | classifier | types, cfg=settings)
+    change_checkpoint(directory, "typed.pt", model=encoder | classifier | types, cfg=settings)
     types = {f"{name}.embed_token_types.weight": torch.randn(2, 16) for name in ("discriminator", "generators.0")}
-    write_checkpoint(directory, tokenizer, "typed_pretraining.pt", model=state["model"] | types, cfg=settings)
+    change_checkpoint(directory, "typed_pretraining.pt", model=state["model"] | types, cfg=settings)
     return directory
 
 

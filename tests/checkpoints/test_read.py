@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from saved_models import TEXT, add_settings, small_tokenizer, write_checkpoint, write_run, write_save_dir
+from saved_models import TEXT, add_settings, change_checkpoint, small_tokenizer, write_run
 
 import amos_fairseq
 from amos_fairseq.checkpoints.read import (
@@ -21,6 +21,7 @@ from amos_fairseq.models.amos import AmosConfig
 from amos_fairseq.report.inspection import inspect_text
 from amos_fairseq.report.runs import read_runs
 from amos_fairseq.setting_checks import model_settings
+from amos_fairseq.text.tokenization import load_tokenizer
 from amos_fairseq.text.tokenization.fast_tokenizer import FastTokenizer
 
 SMALLER = {"encoder_embed_dim": 8, "encoder_layers": 1}
@@ -33,7 +34,7 @@ def save_dir(tmp_path):
 
 @pytest.fixture(autouse=True)
 def tokenizer(save_dir):
-    return write_save_dir(save_dir)
+    return load_tokenizer(write_run(save_dir) / "tokenizer")
 
 
 def test_lines_end_as_in_a_corpus(save_dir):
@@ -67,10 +68,10 @@ def test_no_kernels_are_compiled_where_a_model_is_loaded(tmp_path: Path) -> None
     assert str(load_checkpoint(file).model.cfg.kernels) == "fast"
 
 
-def test_half_precision_weights_become_float32(save_dir, tokenizer):
+def test_half_precision_weights_become_float32(save_dir):
     state = torch.load(save_dir / "checkpoint_last.pt", weights_only=True)
     halves = {name: tensor.bfloat16() for name, tensor in state["model"].items()}
-    write_checkpoint(save_dir, tokenizer, "bf16.pt", model=halves)
+    change_checkpoint(save_dir, "bf16.pt", model=halves)
     weights = load_checkpoint(save_dir / "bf16.pt").model.state_dict()
     assert {tensor.dtype for tensor in weights.values()} == {torch.float32}
     torch.testing.assert_close(weights["embed_tokens.weight"], halves["embed_tokens.weight"].float(), rtol=0, atol=0)

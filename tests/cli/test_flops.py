@@ -8,7 +8,7 @@ import pytest
 import torch
 from failures import error_line
 from omegaconf import OmegaConf
-from saved_models import write_save_dir
+from saved_models import write_run
 
 from amos_fairseq.cli.main import main
 from amos_fairseq.flops import training_flops
@@ -34,7 +34,7 @@ def test_name_path_and_overrides_describe_one_recipe(capsys: pytest.CaptureFixtu
 
 
 def test_run_is_counted_with_its_own_settings_and_vocabulary(capsys: pytest.CaptureFixture, tmp_path: Path) -> None:
-    write_save_dir(tmp_path)
+    write_run(tmp_path)
     state = torch.load(tmp_path / "checkpoint_last.pt", weights_only=True)
     settings = OmegaConf.to_container(compose_recipe("amos_tiny", ["dataset.batch_size=2"]))
     torch.save(state | {"cfg": settings | {"model": state["cfg"]["model"]}}, tmp_path / "checkpoint_last.pt")

@@ -12,7 +12,7 @@ from fairseq.tasks.sentence_prediction import SentencePredictionConfig as Senten
 from fairseq.tasks.sentence_prediction import SentencePredictionTask
 from fake_cuda import FakeCuda, fake_cuda, replace_tensors
 from omegaconf import open_dict
-from saved_models import write_save_dir
+from saved_models import write_run
 from small_models import small_dictionary
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from training_step import UnsavedTrainer, set_up
@@ -186,37 +186,31 @@ def fine_tune(cuda: FakeCuda, recipe: str, job: str, length: int, precision: str
     assert cuda.host_reads - reads == 1
 
 
+FEW_LABELS = {"layers": "mix", "pooling": "mean", "new_top_layers": 1}
+CASES = [
+    *(("amos_tiny", job, 65, "bf16", {}) for job in JOBS),
+    ("electra_tiny", "spans, joint", 128, "bf16", {}),
+    ("amos_tiny", "several tasks", 65, "fp16", FEW_LABELS),
+    ("amos_tiny", "spans, independent", 65, "bf16", {"layers": "1"}),
+    ("mlm_tiny", "several tasks", 65, "float32", {}),
+    ("teams_tiny", "several tasks", 65, "fp16", {}),
+    ("electric_tiny", "several tasks", 65, "float32", {}),
+    ("electra_modern_mini", "several tasks", 65, "fp16", {}),
+]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("recipe", "length", "job"), [*(("amos_tiny", 65, job) for job in JOBS), ("electra_tiny", 128, "spans, joint")]
-)
-def test_heads_are_trained(recipe: str, length: int, job: str) -> None:
+@pytest.mark.parametrize(("recipe", "job", "length", "precision", "settings"), CASES)
+def test_heads_are_trained(recipe: str, job: str, length: int, precision: str, settings: dict[str, Any]) -> None:
     """With and without relative positions and padded rows of the mask; other lengths are in test_steps.py."""
     with fake_cuda() as cuda:
-        fine_tune(cuda, recipe, job, length, "bf16")
-
-
-@pytest.mark.slow
-def test_options_for_few_labels() -> None:
-    with fake_cuda() as cuda:
-        fine_tune(cuda, "amos_tiny", "several tasks", 65, "fp16", layers="mix", pooling="mean", new_top_layers=1)
-        fine_tune(cuda, "amos_tiny", "spans, independent", 65, "bf16", layers="1")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("recipe", "precision"),
-    [("mlm_tiny", "float32"), ("teams_tiny", "fp16"), ("electric_tiny", "float32"), ("electra_modern_mini", "fp16")],
-)
-def test_encoders_of_other_objectives_in_other_precisions(recipe: str, precision: str) -> None:
-    with fake_cuda() as cuda:
-        fine_tune(cuda, recipe, "several tasks", 65, precision)
+        fine_tune(cuda, recipe, job, length, precision, **settings)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_checkpoint_is_read_on_the_device(tmp_path: Path, dtype: torch.dtype) -> None:
     """As ``amos_fairseq.load(path, device="cuda", dtype=dtype)`` does, but for the reading of the file."""
-    write_save_dir(tmp_path)
+    write_run(tmp_path)
     encoder = amos_fairseq.load(tmp_path)
     with fake_cuda() as cuda:
         replace_tensors(encoder, cuda.mode.from_tensor)

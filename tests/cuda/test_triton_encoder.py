@@ -140,17 +140,3 @@ def test_every_objective_trains_and_validates(monkeypatch: pytest.MonkeyPatch, o
         FakeRun.of(cuda, overrides[0], ["model.kernels=triton", *overrides[1:]]).check()
     assert devices == ["cuda"] * len(devices)
     assert len(devices) >= 2
-
-
-def test_the_table_of_backends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention, "compute_generation", lambda device: attention.AMPERE)
-    cuda, cpu = torch.device("cuda"), torch.device("cpu")
-    for has_bias in (False, True):
-        assert choose_backend(cuda, torch.bfloat16, 64, has_bias, True) == "triton"
-        assert choose_backend(cuda, torch.float16, 16, has_bias, True) == "triton"
-        assert choose_backend(cuda, torch.float32, 64, has_bias, True) == "efficient"
-        assert choose_backend(cuda, torch.bfloat16, 8, has_bias, True) != "triton"
-        assert choose_backend(cuda, torch.bfloat16, 256, has_bias, True) != "triton"
-        assert choose_backend(cuda, torch.float64, 64, has_bias, True) == "math"
-        assert choose_backend(cpu, torch.bfloat16, 64, has_bias, True) == "cpu"
-        assert choose_backend(cuda, torch.bfloat16, 64, has_bias) != "triton"

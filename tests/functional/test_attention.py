@@ -135,6 +135,8 @@ def test_bias_gradient_is_never_materialized_per_sequence(monkeypatch: pytest.Mo
         (CPU, torch.float32, 64, True, "cpu"),
         (CPU, torch.bfloat16, 5, False, "cpu"),
         (CUDA, torch.bfloat16, 64, False, "flash"),
+        (CUDA, torch.float16, 16, True, "efficient"),
+        (CUDA, torch.bfloat16, 8, True, "efficient"),
         (CUDA, torch.float16, 256, False, "flash"),
         (CUDA, torch.float16, 264, False, "efficient"),
         (CUDA, torch.bfloat16, 64, True, "efficient"),
@@ -146,8 +148,11 @@ def test_bias_gradient_is_never_materialized_per_sequence(monkeypatch: pytest.Mo
     ],
 )
 def test_choice_of_backend(device, dtype, head_width, has_bias, expected, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With Triton: heads of 16 to 128 in 16 bits, with and without a bias."""
     monkeypatch.setattr(attention, "compute_generation", lambda device: attention.AMPERE)
     assert choose_backend(device, dtype, head_width, has_bias) == expected
+    is_triton = device == CUDA and dtype.itemsize == 2 and 16 <= head_width <= 128
+    assert choose_backend(device, dtype, head_width, has_bias, True) == ("triton" if is_triton else expected)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 import torch
 from fairseq import utils
 from fairseq.logging import metrics
-from saved_models import write_save_dir
+from saved_models import write_run
 from small_models import encoder_config, modern_config
 from training_step import FairseqStep, random_batches, set_up
 
@@ -103,7 +103,7 @@ TEXTS = ["the lazy dog jumps over the fox", "the end", ("the quick fox", "over t
 
 def test_features_match_the_cpu(tmp_path):
     """Sums of float32 run in another order there; TF32 is off by default. bfloat16 rounds states of about 1 to 8 bits."""
-    write_save_dir(tmp_path)
+    write_run(tmp_path)
     expected = amos_fairseq.load(tmp_path)(TEXTS)
     features = amos_fairseq.load(tmp_path, device="cuda", batch_size=2)(TEXTS)
     assert {tensor.device.type for tensor in features[:3]} == {"cuda"}

@@ -10,7 +10,7 @@ from typing import Any
 import sentencepiece
 import torch
 from fairseq.data import Dictionary
-from fairseq.models import build_model
+from fairseq.models import MODEL_DATACLASS_REGISTRY, MODEL_REGISTRY, build_model
 from omegaconf import OmegaConf
 from small_models import build_randomized, randomize, small_dictionary
 
@@ -19,13 +19,7 @@ from amos_fairseq.downstream.spans.task import SpanModel
 from amos_fairseq.downstream.words.model import WordModel
 from amos_fairseq.files import directory_sha256, file_sha256
 from amos_fairseq.flops import synthetic_dictionary
-from amos_fairseq.models.amos import AmosConfig, AmosModel
-from amos_fairseq.models.configuration import EncoderConfig
-from amos_fairseq.models.electra import ElectraConfig, ElectraModel
-from amos_fairseq.models.electric import ElectricConfig, ElectricModel
-from amos_fairseq.models.mlm import MlmModel
 from amos_fairseq.models.pretraining import PretrainingModel
-from amos_fairseq.models.teams import TeamsConfig, TeamsModel
 from amos_fairseq.recipes.composition import compose_recipe
 from amos_fairseq.text.tokenization import Tokenizer
 from amos_fairseq.text.tokenization.fast_tokenizer import FastTokenizer
@@ -45,12 +39,12 @@ SIZES = {
     "init_std": 0.3,
     "linear_init_std": 0.3,
 }
-OBJECTIVES = {
-    "amos": (AmosConfig, AmosModel, {"generator_depths": "1,2,4", "max_update": 30}),
-    "electra": (ElectraConfig, ElectraModel, {"embedding_dim": 8, "generator_size": 0.5, "max_update": 30}),
-    "mlm": (EncoderConfig, MlmModel, {}),
-    "electric": (ElectricConfig, ElectricModel, {"embedding_dim": 8, "generator_size": 0.5, "mask_prob": 0.15}),
-    "teams": (TeamsConfig, TeamsModel, {"generator_layers": 2}),
+OF_OBJECTIVES = {
+    "amos": {"generator_depths": "1,2,4", "max_update": 30},
+    "electra": {"embedding_dim": 8, "generator_size": 0.5, "max_update": 30},
+    "mlm": {},
+    "electric": {"embedding_dim": 8, "generator_size": 0.5, "mask_prob": 0.15},
+    "teams": {"generator_layers": 2},
 }
 SCORED_SIZES = SIZES | {"encoder_ffn_embed_dim": 32, "max_positions": 12, "dropout": 0.0, "attention_dropout": 0.0}
 
@@ -72,39 +66,6 @@ def small_tokenizer() -> FastTokenizer:
     return from_sentencepiece(model.getvalue(), normalizer)
 
 
-def write_state(directory: Path, name: str, objective: str, model: Any, config: Any, /, **changes: Any) -> None:
-    """Save the parts of a fairseq checkpoint that are read; ``changes`` replace or add parts."""
-    state = {
-        "args": None,
-        "cfg": {"model": dataclasses.asdict(config) | {"_name": objective}, "task": {"mask_prob": 0.15}},
-        "model": model.state_dict(),
-        "optimizer_history": [{"num_updates": UPDATES}],
-        "task_state": {
-            "tokenizer_sha256": directory_sha256(directory / "tokenizer"),
-            "dictionary_sha256": file_sha256(directory / "tokenizer" / "dict.txt"),
-        },
-    }
-    torch.save(state | changes, directory / name)
-
-
-def write_checkpoint(
-    directory: Path, tokenizer: FastTokenizer, name: str = "checkpoint_last.pt", **changes: Any
-) -> None:
-    """Save an untrained AMOS model of three depths beside the tokenizer that is there."""
-    config = AmosConfig(**(SIZES | {"max_positions": 80, "generator_depths": "1,2,4", "max_update": 30}))
-    task = SimpleNamespace(source_dictionary=dictionary_of(tokenizer), masked_share=0.15)
-    torch.manual_seed(0)
-    write_state(directory, name, "amos", AmosModel.build_model(config, task), config, **changes)
-
-
-def write_save_dir(directory: Path) -> FastTokenizer:
-    """Write the checkpoint of :func:`write_checkpoint` and its tokenizer, which is returned."""
-    tokenizer = small_tokenizer()
-    tokenizer.save(directory / "tokenizer")
-    write_checkpoint(directory, tokenizer)
-    return tokenizer
-
-
 def write_run(
     directory: Path,
     objective: str = "amos",
@@ -122,8 +83,7 @@ def write_run(
     """
     tokenizer = tokenizer or small_tokenizer()
     tokenizer.save(directory / "tokenizer")
-    config_class, model_class, own = OBJECTIVES[objective]
-    config = config_class(**(own | SIZES | settings))
+    config = MODEL_DATACLASS_REGISTRY[objective](**(OF_OBJECTIVES[objective] | SIZES | settings))
     setup = SimpleNamespace(source_dictionary=dictionary_of(tokenizer))
     if span_head or labels:
         setup.model_class = SpanModel if span_head else WordModel
@@ -131,7 +91,7 @@ def write_run(
         setup.masked_share = 0.15
         setup.load_generator = lambda cfg: load_generator(cfg, setup.source_dictionary)[0]
     torch.manual_seed(0)
-    model = model_class.build_model(config, setup)
+    model = MODEL_REGISTRY[objective].build_model(config, setup)
     if classes:
         model.register_classification_head("sentence_classification_head", classes)
     if span_head:
@@ -140,23 +100,30 @@ def write_run(
         model.register_tagging_head("upos_labels", labels)
     randomize(model)
     cfg = {"model": dataclasses.asdict(config) | {"_name": objective}, "task": {"mask_prob": 0.15} | (task or {})}
-    write_state(directory, "checkpoint_last.pt", objective, model, config, cfg=cfg)
+    task_state: dict[str, Any] = {
+        "tokenizer_sha256": directory_sha256(directory / "tokenizer"),
+        "dictionary_sha256": file_sha256(directory / "tokenizer" / "dict.txt"),
+    }
     if names:
         kind = "words" if labels else "classes"
         head = {"kind": kind, "labels": [*names], "name": "", "text_columns": [], "header": True, "raw_text": False}
-        state = torch.load(directory / "checkpoint_last.pt", weights_only=True)
-        state["task_state"]["heads"] = dict.fromkeys(model.heads, head)
-        torch.save(state, directory / "checkpoint_last.pt")
+        task_state["heads"] = dict.fromkeys(model.heads, head)
+    history = [{"num_updates": UPDATES}]
+    state = {"args": None, "cfg": cfg, "model": model.state_dict(), "optimizer_history": history}
+    torch.save(state | {"task_state": task_state}, directory / "checkpoint_last.pt")
     return directory
+
+
+def change_checkpoint(directory: Path, name: str = "checkpoint_last.pt", **changes: Any) -> None:
+    """Save the last checkpoint with other parts under this name."""
+    torch.save(torch.load(directory / "checkpoint_last.pt", weights_only=True) | changes, directory / name)
 
 
 def add_settings(run: Path, recipe: str) -> None:
     """Give a checkpoint the settings of a recipe that its run would have."""
-    file = run / "checkpoint_last.pt"
-    state = torch.load(file, weights_only=True)
+    model = torch.load(run / "checkpoint_last.pt", weights_only=True)["cfg"]["model"]
     settings = OmegaConf.to_container(compose_recipe(recipe, ["task.data=none", "task.tokens_per_sample=20"]))
-    state["cfg"] = settings | {"model": settings["model"] | state["cfg"]["model"]}
-    torch.save(state, file)
+    change_checkpoint(run, cfg=settings | {"model": settings["model"] | model})
 
 
 def write_untrained(file: Path, recipe: str, vocabulary_size: int) -> Path:

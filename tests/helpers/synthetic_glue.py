@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from fairseq.data import Dictionary, data_utils
 from fairseq.data.indexed_dataset import MMapIndexedDatasetBuilder
-from saved_models import small_tokenizer, write_checkpoint
+from saved_models import change_checkpoint, small_tokenizer, write_run
 
 from amos_fairseq.downstream.texts.glue.tasks import AVERAGED, TASKS
 from amos_fairseq.downstream.texts.prepare import write_task
@@ -176,10 +176,8 @@ def decoded_texts(out: Path, task: str, split: str) -> list[tuple[str, ...]]:
 
 def write_pretrained_checkpoint(directory: Path) -> Path:
     """A SAVE_DIR with an untrained AMOS model (16 wide, 80 positions) and its tokenizer; returns the checkpoint."""
-    tokenizer = small_tokenizer()
-    tokenizer.save(directory / "tokenizer")
     history = [{"num_updates": 7, "criterion_name": "", "optimizer_name": "", "lr_scheduler_state": {}}]
-    write_checkpoint(directory, tokenizer, optimizer_history=history, **TRAINED)
+    change_checkpoint(write_run(directory, max_positions=80), optimizer_history=history, **TRAINED)
     return directory / "checkpoint_last.pt"
 
 

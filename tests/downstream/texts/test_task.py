@@ -10,7 +10,7 @@ import torch
 from fairseq.logging import metrics
 from fairseq.models.roberta import RobertaModel
 from fine_tuning_tasks import build_amos, set_up
-from saved_models import write_save_dir
+from saved_models import write_run
 from scipy.stats import pearsonr, spearmanr
 from sklearn.metrics import f1_score, matthews_corrcoef
 from synthetic_glue import change_task, write_glue
@@ -27,7 +27,7 @@ ROWS = {"train": 23, "valid": 9}
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
     directory = tmp_path_factory.mktemp("glue")
-    write_save_dir(directory / "run")
+    write_run(directory / "run")
     write_glue(directory, directory / "run", "RTE", ["entailment", "not_entailment"], ROWS, pair=True)
     write_glue(directory, directory / "run", "STS-B", [], ROWS, pair=True)
     write_glue(directory, directory / "run", "SST-2", ["0", "1"], ROWS, pair=False)
