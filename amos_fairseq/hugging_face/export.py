@@ -22,7 +22,6 @@ from amos_fairseq.hugging_face.import_folder import WEIGHTS_FILE
 from amos_fairseq.hugging_face.parts import Part, choose_part
 from amos_fairseq.hugging_face.verify import verify_folder
 from amos_fairseq.hugging_face.weights import CUSTOM, in_their_rows, to_hugging_face
-from amos_fairseq.modules.bert_encoder import BertEncoderConfig
 from amos_fairseq.text import MASK_SYMBOL
 from amos_fairseq.text.tokenization.exported import exported_tokenizer, with_padding_at_1
 from amos_fairseq.text.tokenization.fast_tokenizer import FastTokenizer, row_map
@@ -44,9 +43,7 @@ _ROLES = {
 _PADDING_AT_1 = ("mpnet", CUSTOM)
 # The other classes refuse, or ignore, an input that they do not have.
 _WITH_TOKEN_TYPES = ("bert", "electra")
-PRETRAINING = ("text_pretraining", "masked_lm")  # fairseq's own task trains our models, too
 _TEMPLATE = Path(__file__).with_name("model_card.jinja")
-_POSITIONS = {"none": "absolute", "t5": "absolute, and relative as in T5", "amos": "absolute, and relative as released"}
 _SPECIAL_IDS = {"bos_token_id": BOS, "pad_token_id": PAD, "eos_token_id": EOS}
 
 
@@ -137,23 +134,19 @@ def write_card(
     result = read_result(loaded.file.parent)
     if result is not None and (result.checkpoint != loaded.file.name or len(loaded.heads) > 1):
         result = None  # of several tasks it has the scores of all
-    objective = objective_of(loaded)
     data = ModelCardData(
         license="unknown",
         library_name="transformers",
         pipeline_tag=part.head.pipeline,
-        tags=["amos_fairseq", "fairseq", *filter(None, [objective])],
+        tags=["amos_fairseq", "fairseq"],
     )
     card = ModelCard.from_template(
         data,
         str(_TEMPLATE),
         escape=escape_markup,
-        code=code_span,
         name=name,
-        objective=objective,
         imported=loaded.imported_from,
         part=part,
-        positions=_POSITIONS[part.shape.position_scheme] if isinstance(part.shape, BertEncoderConfig) else "rotary",
         num_parameters=num_parameters,
         has_code=custom_code.is_in(folder),
         loaded=loaded,
@@ -166,22 +159,9 @@ def write_card(
     card.save(folder / "README.md")
 
 
-def objective_of(loaded: LoadedCheckpoint) -> str:
-    """Return the objective of a pretraining; empty for imported weights and fine-tuning."""
-    if loaded.imported_from or loaded.task.get("_name", PRETRAINING[0]) not in PRETRAINING:
-        return ""
-    cfg = loaded.model.cfg
-    return str(getattr(cfg, "arch", None) or getattr(cfg, "_name", None) or "").partition("_")[0].lower()
-
-
 def escape_markup(text: str) -> str:
     """Escape HTML, links, code and cells of tables in text from a checkpoint or a log, which a web page may show."""
     return re.sub(r"([\\`|\[\]])", r"\\\1", html.escape(" ".join(text.split()), quote=False))
-
-
-def code_span(text: str) -> str:
-    """Return text in backquotes, in which nothing but these and the ends of cells has a meaning."""
-    return escape_markup(text) if re.search(r"[`|]", text) else f"`{' '.join(text.split())}`"
 
 
 def export(

@@ -39,7 +39,6 @@ class Part:
         module: of the head.
         logits: of the head, from the states [B,T,D] and a mask of padding [B,T]; None for the states themselves.
         settings: for its configuration: labels, type of problem.
-        limits: for the model card, instead of the text for its head.
         family: of the exported class.
         pooler: of an imported BERT, for this class.
         token_types: those that a fine-tuned model derives from tokens [B,T], if its encoder has any.
@@ -53,7 +52,6 @@ class Part:
     module: nn.Module | None = None
     logits: Callable[[Tensor, Tensor], Tensor] | None = None
     settings: dict[str, Any] = field(default_factory=dict)
-    limits: str = ""
     family: str = ""
     pooler: Weights = field(default_factory=dict)
     token_types: Callable[[Tensor], Tensor | None] = lambda tokens: None
@@ -131,12 +129,7 @@ def refuse_random(loaded: LoadedCheckpoint, *heads: str) -> None:
 def encoder_part(model: nn.Module) -> Part:
     """Return the encoder that fine-tuning would use, or has used."""
     part = Part(Head.NONE, "the encoder", model.encoder_embedding, model.encoder, model.vocabulary.pad)
-    if isinstance(model, PretrainingModel):
-        return part
-    limits = "It was fine-tuned with a head that is not in this folder."
-    if model.layer_mixture is not None:
-        limits += " That head read a learned mixture of all layers: the output here is the last layer alone."
-    return dataclasses.replace(part, token_types=model.token_types, limits=limits)
+    return part if isinstance(model, PretrainingModel) else dataclasses.replace(part, token_types=model.token_types)
 
 
 def generator_part(loaded: LoadedCheckpoint) -> Part:
@@ -151,21 +144,13 @@ def generator_part(loaded: LoadedCheckpoint) -> Part:
         module = model.mlm_head
     else:  # two towers, or a generator without input
         refuse(loaded, "has no generator with a network that a masked language model can represent")
-    description, limits = f"the generator at depth {model.depth_names[-1]}", ""
-    if isinstance(model, MlmModel):
-        description = "the masked language model"
-        limits = "It predicts masked words. Its encoder can be fine-tuned: AutoModel loads it from this folder, too."
-    embedding = model.generator_embedding
-    return Part(
-        Head.MASKED_LM,
-        description,
-        embedding,
-        encoder,
-        model.vocabulary.pad,
-        module,
-        lambda states, _: linear(module(states), embedding.weight, module.bias),
-        limits=limits,
-    )
+    is_generator, embedding = not isinstance(model, MlmModel), model.generator_embedding
+
+    def logits(states: Tensor, padding_mask: Tensor) -> Tensor:
+        return linear(module(states), embedding.weight, module.bias)
+
+    description = f"the generator at depth {model.depth_names[-1]}" if is_generator else "the masked language model"
+    return Part(Head.MASKED_LM, description, embedding, encoder, model.vocabulary.pad, module, logits)
 
 
 def discriminator_part(loaded: LoadedCheckpoint) -> Part:
@@ -199,18 +184,14 @@ def fine_tuned_part(loaded: LoadedCheckpoint, task: str | None) -> Part:
     if task not in (None, *heads):
         raise UserError(f"--head {task}: {loaded.file} has no head of this name: it has {', '.join(heads) or 'none'}")
     if task is None and len(heads) > 1:
-        limits = (
-            f"It was fine-tuned on several tasks ({', '.join(heads)}), whose heads are not in this folder: `amos export "
-            "--head TASK` writes one of them with the encoder."
-        )
-        return dataclasses.replace(encoder_part(model), limits=limits)
+        return encoder_part(model)
     name = next(iter(heads.values()), None) if task is None else heads[task]
     try:
         exported = model.exported_head(name)
     except ValueError as error:
         refuse(loaded, f"was fine-tuned with {error}, which no Hugging Face class computes")
     if exported is None:
-        return dataclasses.replace(encoder_part(model), limits="")
+        return encoder_part(model)
     if model.layer_mixture is not None:
         refuse(loaded, "has a head that reads a mixture of all layers (--layers mix), which no Hugging Face class does")
     head, settings = Head[exported.kind.upper()], exported.settings
@@ -228,7 +209,6 @@ def fine_tuned_part(loaded: LoadedCheckpoint, task: str | None) -> Part:
         logits=exported.outputs,
         description=f"the encoder with {description}",
         settings=settings,
-        limits="",
     )
 
 

@@ -100,9 +100,9 @@ def test_card_has_the_scores_of_the_result(tmp_path, monkeypatch):
 def test_card_names_labels(tmp_path):
     """Names with a meaning in Markdown; many of them; none."""
     for names, line in (
-        (["*a*", "b|c"], r"| Labels | `*a*` b\|c |"),
+        (["*a*", "b|c"], r"| Labels | *a*, b\|c |"),
         ([f"n{i}" for i in range(51)], "| Labels | 51, in `"),
-        ([], "| Labels | `LABEL_0` `LABEL_1` |"),
+        ([], "| Labels | LABEL_0, LABEL_1 |"),
     ):
         run = write_run(tmp_path / f"run{len(names)}", classes=len(names) or 2, names=names)
         assert line in card_of(run, tmp_path / f"out{len(names)}")
@@ -121,7 +121,8 @@ def test_card_names_what_a_model_started_from(tmp_path):
     """As the checkpoint says it: an import, or the last parts of the path of another checkpoint."""
     task = {"data": "imported from bert-mini (BertModel)", "_name": "text_pretraining"}
     card = card_of(write_run(tmp_path / "imported", task=task), tmp_path / "out")
-    assert "# bert-mini (BertModel), 2 layers of width 16: the encoder" in card
+    assert "# MPNetModel, 2 layers of width 16: the encoder" in card
+    assert "the encoder of bert-mini (BertModel), imported with amos_fairseq and not trained further" in card
     assert "and of bert-mini (BertModel), from which the weights come: fill in" in card
     run = write_run(tmp_path / "rte", classes=2, task={"_name": "sentence_prediction"})
     state = torch.load(run / "checkpoint_last.pt", weights_only=True)
@@ -129,7 +130,7 @@ def test_card_names_what_a_model_started_from(tmp_path):
     torch.save(state, run / "checkpoint_last.pt")
     card = card_of(run, tmp_path / "fine_tuned")
     assert "| Started from | imported/checkpoint_last.pt |" in card
-    assert ("# Encoder, 2 layers" in card, "Objective" in card, str(tmp_path) in card) == (True, False, False)
+    assert str(tmp_path) not in card
 
 
 def test_force_replaces_exported_folders_only(runs, tmp_path, monkeypatch, capsys):
