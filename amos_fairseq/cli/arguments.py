@@ -103,7 +103,7 @@ def add_overrides(parser: argparse.ArgumentParser, example: str) -> None:
 
 
 def add_label_columns(add: Any) -> None:
-    """Add --column, --columns and --encoding, which choose the labels of a file of labeled words."""
+    """Add --column and --columns, which choose the labels of a file of labeled words."""
     text = (
         "labels to predict: upos (default), xpos or deprel of CoNLL-U; a name of --columns (default: the last column, "
     )
@@ -111,8 +111,6 @@ def add_label_columns(add: Any) -> None:
     add("--column", metavar="NAME", help=text)
     text = "names of all columns of files with one word a line, with word among them (default: word,2,...,label)"
     add("--columns", metavar="A,B,...", type=lambda value: value.split(","), help=text)
-    text = "labels that mark spans: as in the file, or as bioes, which also marks the last word of a span and spans of one word"
-    add("--encoding", choices=("file", "bioes"), default="file", help=text)
 
 
 def add_unlabeled(add: Any) -> None:

@@ -141,14 +141,12 @@ Convert SQuAD 1.1 or 2.0 to the input of the task squad: questions, paragraphs a
 
 TRAIN_JSON and DEV_JSON are official files, or the flat rows of datasets (id, context, question, answers) as JSON, JSON lines,
 Parquet or a folder of save_to_disk; plain or as .gz, .xz or .zst. Lengths of windows are flags of the task, not of this
-command. Answers that do not fit the tokens are counted, and listed in OUT/squad.json. A finished OUT, made from
+command. Answers that do not fit the tokens are counted. A finished OUT, made from
 the same files and settings, is not changed."""
     add = add_kind(kinds, "squad", "SQuAD's files to the data that amos squad fine-tunes on", description)
     add("train", type=Path, metavar="TRAIN_JSON", help="train-v1.1.json or train-v2.0.json")
     add("dev", type=Path, metavar="DEV_JSON", help="the dev file of the same version")
     add_tokenizer_and_out(add)
-    add("--max-train-questions", type=SIZE, metavar="N", help="sample N training questions (default: all)")
-    add("--seed", type=int, default=1, help="samples the questions of --max-train-questions")
 
 
 def add_tagging(kinds: Any) -> None:

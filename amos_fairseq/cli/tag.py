@@ -53,7 +53,7 @@ def run(arguments: argparse.Namespace) -> None:
         refuse_given(arguments, ["sampling_exponent"], "has no effect on a single column")
     if arguments.data is not None:
         reason = "is for raw files; --data was prepared with its own"
-        refuse_given(arguments, ["column", "columns", "encoding", "labeled", "unlabeled"], reason)
+        refuse_given(arguments, ["column", "columns", "labeled", "unlabeled"], reason)
     fine_tuning.start(arguments)
     from amos_fairseq.downstream.words.command import main
 

@@ -10,7 +10,6 @@ from amos_fairseq.errors import UserError, explain_os_errors
 RECIPES = Path(__file__).with_name("recipes")
 SAMPLING_EXPONENT = 0.75  # of several tasks; thesis, section 3.3, from Bowman et al. (2018)
 # Cross-view training on unlabeled sentences (CVT; thesis, chapter 4).
-VIEW_LAYERS = ("half", "all")
 FULL, WORD_DROPOUT = "full", "word_dropout"
 # View -> the direction of attention that gives the states that it reads.
 DIRECTIONS = {"forward": "past", "backward": "future", "future": "past", "past": "future"}

@@ -26,21 +26,19 @@ from typing import Any, Dict, List, NamedTuple  # noqa: UP035 (OmegaConf reads t
 from omegaconf import MISSING, OmegaConf
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.experiments import RECIPES, VIEW_LAYERS, recipe_file, recipe_names
+from amos_fairseq.experiments import RECIPES, recipe_file, recipe_names
 from amos_fairseq.modules.heads import LINEAR_HEAD, POOLINGS
 from amos_fairseq.setting_checks import check_ranges, read_section, setting
 from amos_fairseq.text.encoding import END_ID
 from amos_fairseq.untrusted import read_yaml
 
 WORDS = "tagging"  # the section of a recipe for labels of words, and for trees
-FOR_VIEWS = ("view_layers", "unlabeled_start")
-FOR_WORDS = ("label_smoothing", "views", *FOR_VIEWS)
+FOR_WORDS = ("label_smoothing", "views", "unlabeled_start")
 # Widths of thesis Table 5.1. A width between two of them uses the recipe of the larger size.
 SIZE_WIDTHS = {"small": 256, "base": 768, "large": 1024}
 CHOICES = {
     "head": ("dense", LINEAR_HEAD),
     "pooling": POOLINGS,
-    "view_layers": VIEW_LAYERS,
     "num_separators": (1, 2),
     "checkpoint": ("best", "last"),
 }
@@ -85,9 +83,8 @@ class Hyperparameters:
     pooling: str = setting("first", "what the head of texts reads: the state of the first token, or the mean of all")
     freeze_encoder: bool = setting(False, "train the head alone")
     label_smoothing: float = setting(0.0, "of words: share of a label that is spread over all in training", SHARE)
-    views: str = setting("", "of words: cross-view training, as the next two; see SequenceTaggingConfig")
-    view_layers: str = setting("half", "")
-    unlabeled_start: float = setting(0.1, "", SHARE)
+    views: str = setting("", "of words: cross-view training; see SequenceTaggingConfig")
+    unlabeled_start: float = setting(0.1, "of views: share of the updates before they train the encoder", SHARE)
 
     @property
     def separator(self) -> int | None:

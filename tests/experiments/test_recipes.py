@@ -268,7 +268,7 @@ def test_batches_are_similar_in_length_where_no_paper_says_otherwise():
 
 def test_settings_of_words_have_choices_and_ranges(tmp_path):
     path = tmp_path / "own.yaml"
-    for value, message in (("view_layers: most", "half or all"), ("unlabeled_start: 1", "0 or more and below 1")):
+    for value, message in (("pooling: most", "first or mean"), ("unlabeled_start: 1", "0 or more and below 1")):
         path.write_text(f"extends: electra\ntasks: {{tagging: {{{value}}}}}\n")
         with pytest.raises(UserError, match=message):
             load_recipe(str(path), "small")

@@ -35,7 +35,7 @@ tasks: {tagging: {min_updates: 60}}
 def place(tmp_path_factory) -> Path:
     """An untrained checkpoint, 12 sentences with labels of entities and 28 without, and all with parts of speech."""
     place = tmp_path_factory.mktemp("views")
-    prepare_tagging(place / "ner", "--labeled", "12", "--unlabeled", "rest", "--encoding", "bioes")
+    prepare_tagging(place / "ner", "--labeled", "12", "--unlabeled", "rest")
     prepare_tagging(place / "pos", "--column", "pos")
     untrained_checkpoint(place / "start", place / "ner" / "data", 40)
     (place / "recipe.yaml").write_text(RECIPE)
@@ -127,7 +127,7 @@ def test_one_model_of_two_columns(place, tmp_path):
         main(["export", str(run), str(tmp_path / column), "--head", column])
         model = transformers.AutoModelForTokenClassification.from_pretrained(tmp_path / column)
         labels[column] = set(model.config.label2id)
-    assert labels["ner"] == {"B-NAME", "E-NAME", "O", "S-NAME"}
+    assert labels["ner"] == {"B-NAME", "I-NAME", "O"}
     assert labels["pos"] >= {"VERB", "proper noun"}
 
 

@@ -133,7 +133,7 @@ def test_trees_of_a_grammar_are_learned(place, tmp_path, capsys):
 def test_trees_are_learned_from_few_and_sentences_without(place, tmp_path):
     """`amos parse --views`: pairs of views agree more and more with the parser, and are not in what it predicts with."""
     views = "full,forward-forward,forward-backward,backward-forward,backward-backward"
-    flags = ["--labeled", 20, "--unlabeled", "rest", "--views", views, "--set", "view_layers=all"]
+    flags = ["--labeled", 20, "--unlabeled", "rest", "--views", views]
     done = run_main(main, *command(place, tmp_path / "out", *flags))
     assert done.returncode == 0, done.stderr[-3000:]
     log = [

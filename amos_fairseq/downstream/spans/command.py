@@ -100,7 +100,8 @@ def open_squad(session: Session, data: Path, settings: SquadSettings) -> "Squad"
     name = task_name(manifest["splits"]["valid"]["impossible"] > 0)
     examples = SquadWindowDataset(SquadSplit(data, "train"), limits=windows, training=True)
     sha256 = content_sha256([manifest, settings.as_dict()])
-    notes = [*data_notes(name, manifest), *([f"{name}: {OF_CHARACTERS}"] if score_by == "characters" else [])]
+    notes = [f"{name}: {note}" for note in manifest["splits"]["valid"]["notes"]]
+    notes += [f"{name}: {OF_CHARACTERS}"] if score_by == "characters" else []
     task = BenchmarkTask(name, len(examples), "f1", sha256, trials, tuple(notes))
     return Squad(session, data, {name: task}, settings)
 
@@ -149,14 +150,6 @@ class Squad(Benchmark):
             yield (
                 "SQuAD2.0: the threshold for no answer is the one with the best F1 on the same dev set; best EM has its own"
             )
-
-
-def data_notes(task: str, manifest: dict[str, Any]) -> Iterator[str]:
-    """Yield footnotes for the scores: dev questions that train too, questions left out."""
-    for facts in manifest["splits"].values():
-        yield from (f"{task}: {note}" for note in facts.get("notes", ()))
-        if facts["questions"] < facts["source_questions"]:
-            yield f"{task}: trained on {facts['questions']:,} of {facts['source_questions']:,} questions"
 
 
 class ScoredSpan(NamedTuple):

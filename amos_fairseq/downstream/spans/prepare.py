@@ -1,6 +1,6 @@
 """``amos prepare squad``: convert SQuAD to the input of the task ``squad``.
 
-Read both files -> sample training questions -> encode, align, write to a temporary directory -> rename.
+Read both files -> encode, align, write to a temporary directory -> rename.
 """
 
 import argparse
@@ -27,7 +27,6 @@ from amos_fairseq.inputs.tables import seen_note
 from amos_fairseq.output.terminal import progress_bar, say
 from amos_fairseq.text.encoding import NUM_FAIRSEQ_SYMBOLS, UNKNOWN_ID, BinarizedFile, describe_loss, lost_shares
 from amos_fairseq.text.prepared_data import (
-    Sample,
     Write,
     description_of,
     fill_out,
@@ -47,8 +46,7 @@ FITS = (EXACT, WIDER, LOST, MISPLACED) = ("exact", "wider", "lost", "misplaced")
 
 def run(arguments: argparse.Namespace) -> None:
     out, tokenizer = arguments.out, load_tokenizer(arguments.tokenizer)
-    sample = Sample(arguments.max_train_questions, arguments.seed)
-    description, write = _preparation(arguments.train, arguments.dev, tokenizer, sample)
+    description, write = _preparation(arguments.train, arguments.dev, tokenizer)
     if fill_out(out, description, MANIFEST, write):
         command = f"fairseq-train {shlex.quote(str(out))} --user-dir amos_fairseq --task squad ..."
         say(f"done: {command}; counts in {out}/{MANIFEST}")
@@ -56,35 +54,19 @@ def run(arguments: argparse.Namespace) -> None:
 
 def prepare_squad_inside(out: Path, train: Path, dev: Path, tokenizer: Tokenizer) -> Path:
     """Return what ``amos prepare squad`` makes of both files, inside of OUT of ``amos squad``."""
-    return prepared_data(out, "squad", *_preparation(train, dev, tokenizer, Sample(None, seed=1)))
+    return prepared_data(out, "squad", *_preparation(train, dev, tokenizer))
 
 
-def _preparation(train: Path, dev: Path, tokenizer: Tokenizer, sample: Sample) -> tuple[dict[str, Any], Write]:
+def _preparation(train: Path, dev: Path, tokenizer: Tokenizer) -> tuple[dict[str, Any], Write]:
     """Return what determines the prepared data, and the function that fills an empty folder with them."""
     sources = {"train": train, "valid": dev}
-    description = description_of(sources, tokenizer, sample.describe("max_train_questions"))
-    return description, lambda folder: _write(folder, sources, description, tokenizer, sample)
+    description = description_of(sources, tokenizer, {})
+    return description, lambda folder: _write(folder, sources, description, tokenizer)
 
 
-def sample_questions(paragraphs: Sequence[Paragraph], sample: Sample) -> Sequence[Paragraph]:
-    """Return the chosen questions, in the file's order, without paragraphs that have none of them."""
-    if sample.limit is None:
-        return paragraphs
-    chosen = set(sample.choose(sum(len(paragraph.questions) for paragraph in paragraphs)))
-    sampled, position = [], 0
-    for paragraph in paragraphs:
-        selected = tuple(q for offset, q in enumerate(paragraph.questions) if position + offset in chosen)
-        position += len(paragraph.questions)
-        if selected:
-            sampled.append(paragraph._replace(questions=selected))
-    return sampled
-
-
-def _write(
-    directory: Path, sources: dict[str, Path], description: dict[str, Any], tokenizer: Tokenizer, sample: Sample
-) -> None:
+def _write(directory: Path, sources: dict[str, Path], description: dict[str, Any], tokenizer: Tokenizer) -> None:
     files = {split: read_squad(path) for split, path in sources.items()}
-    splits = {"train": sample_questions(files["train"].paragraphs, sample), "valid": files["valid"].paragraphs}
+    splits = {split: file.paragraphs for split, file in files.items()}
     first = splits["train"][0]
     question, *_ = first.questions
     pieces = [*tokenizer.encode(question.text), EOS, *tokenizer.encode(first.context), EOS]
@@ -93,7 +75,7 @@ def _write(
     facts = {}
     for split, paragraphs in splits.items():
         counted = write_squad_split(directory, split, paragraphs, tokenizer)
-        facts[split] = {"version": files[split].version, "source_questions": len(files[split].questions), **counted}
+        facts[split] = {"version": files[split].version, **counted}
         report(split, facts[split])
     asked = {
         split: [(paragraph.context, question.text) for paragraph in paragraphs for question in paragraph.questions]
@@ -109,9 +91,8 @@ def _write(
 
 def report(split: str, facts: dict[str, Any]) -> None:
     answers, total = facts["answers"], sum(facts["answers"].values())
-    sampled = f" of {facts['source_questions']}" if facts["questions"] < facts["source_questions"] else ""
     say(
-        f"{split}: {facts['questions']}{sampled} questions ({facts['impossible']} without an answer) on {facts['paragraphs']} "
+        f"{split}: {facts['questions']} questions ({facts['impossible']} without an answer) on {facts['paragraphs']} "
         f"paragraphs; longest context {facts['longest_context']} tokens, longest question {facts['longest_question']}"
         f"; {describe_loss(facts)}"
     )

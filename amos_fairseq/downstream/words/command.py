@@ -37,7 +37,7 @@ from amos_fairseq.downstream.words.views import CROSS_VIEWS, WordOutput, parse_v
 from amos_fairseq.errors import UserError
 from amos_fairseq.experiments import SAMPLING_EXPONENT, TAGGING_VIEWS
 from amos_fairseq.experiments.benchmark import Benchmark, BenchmarkTask, TaskRun, usable_folder
-from amos_fairseq.experiments.recipes import FOR_VIEWS, WORDS, Hyperparameters, different
+from amos_fairseq.experiments.recipes import WORDS, Hyperparameters, different
 from amos_fairseq.experiments.records import (
     ConstantScores,
     RunResult,
@@ -274,7 +274,7 @@ def word_flags(run: TaskRun, session: Session) -> list[str]:
     """Return the flags of a run on labels of words or trees."""
     settings, flags = run.hyperparameters, ["--tokens-per-sentence", str(session.checkpoint.max_positions)]
     if settings.views:
-        flags += as_flags({name: getattr(settings, name) for name in ("views", *FOR_VIEWS)})
+        flags += as_flags({"views": settings.views, "unlabeled_start": settings.unlabeled_start})
     return [*flags, *run.task.selection_flags]
 
 

@@ -141,19 +141,16 @@ class WordModel(FineTunedModel):
             if match := re.fullmatch(r"word_heads\.(\w+)\.output\.weight", key):
                 self.register_tagging_head(match.group(1), num_labels=value.size(0))
 
-    def register_cross_views(self, views: Sequence[str], view_layers: str, mask: int) -> None:
+    def register_cross_views(self, views: Sequence[str], mask: int) -> None:
         """Add the auxiliary modules of all heads.
 
         Args:
             views: names, of :mod:`amos_fairseq.downstream.words.views`.
-            view_layers: ``half`` or ``all`` of the layers give the states of one direction.
             mask: the token ``<mask>``.
         """
         if self.cfg.freeze_encoder:
             raise UserError("--views train the encoder, which --freeze-encoder keeps as it is: leave one of them out")
-        num_layers = len(self.encoder.layers)
-        if view_layers == "half":
-            num_layers = max(1, num_layers // 2)
+        num_layers = max(1, len(self.encoder.layers) // 2)
         self.cross_views = CrossViews(self.cfg.encoder_embed_dim, views, self.word_heads, num_layers, mask)
         self.initialize(self.cross_views)
 

@@ -53,7 +53,6 @@ from amos_fairseq.text.tokenization.tokenizer import BOS, EOS, UNK, Tokenizer
 
 ARRAYS = (*WORD_ARRAYS, "label")
 REST = "rest"  # value of --unlabeled: the training sentences that --labeled leaves
-BIOES = "bioes"  # value of --encoding
 
 
 @dataclass(frozen=True)
@@ -63,7 +62,6 @@ class WordSource:
     Attributes:
         column: name of the labels; by default upos of CoNLL-U, or the last one.
         columns: names of all columns of files with one word a line.
-        encoding: of spans: ``file``, as they are there, or ``bioes`` (thesis, section 4.3.1).
         labeled: number of training sentences; None for all.
         unlabeled: a file of sentences without labels, ``rest``, or None for none.
     """
@@ -72,7 +70,6 @@ class WordSource:
     dev: Path | None  # None to take a tenth of the sentences of ``train``
     column: str | None = None
     columns: Sequence[str] | None = None
-    encoding: str = "file"
     labeled: int | None = None
     unlabeled: str | None = None
 
@@ -98,7 +95,7 @@ class WordSource:
     @property
     def settings(self) -> dict[str, Any]:
         """What determines the prepared data besides the files and the tokenizer, as plain values."""
-        settings = {name: getattr(self, name) for name in ("column", "columns", "encoding", "labeled", "unlabeled")}
+        settings = {name: getattr(self, name) for name in ("column", "columns", "labeled", "unlabeled")}
         return settings | ({"unlabeled": "file"} if UNLABELED in self.files else {})
 
     def read_labeled(self, path: Path) -> WordFile:
@@ -117,7 +114,7 @@ class WordSource:
                 )
         has_spans = convert_spans(files, column)
         if has_spans:
-            use_one_encoding(train, dev, column, with_ends=True if self.encoding == BIOES else None)
+            use_one_encoding(train, dev, column)
         for file in files:
             file.report(column=column)
         labeled, rest = choose_labeled(train.sentences, self.labeled)
@@ -210,18 +207,14 @@ def convert_spans(files: Sequence[WordFile], column: str) -> bool:
     return True
 
 
-def use_one_encoding(train: WordFile, dev: WordFile, column: str, with_ends: bool | None) -> None:
-    """Encode the spans of both files in IOB2 or, ``with_ends``, in IOBES; by default those of the dev file as the training
-    file does, if one of them marks ends and the other does not."""
+def use_one_encoding(train: WordFile, dev: WordFile, column: str) -> None:
+    """Encode the spans of the dev file in IOB2 or IOBES as in the training file, if one of them marks ends and the other not."""
     train_ends, dev_ends = (marks_ends(count_labels(file.sentences, column)) for file in (train, dev))
-    files = [train, dev]
-    if with_ends is None:
-        if train_ends == dev_ends or count_labels(dev.sentences, column).keys() == {OUTSIDE}:
-            return
-        with_ends, files = train_ends, [dev]
-        say(f"{dev.path}: spans are encoded in {'IOBES' if with_ends else 'IOB'}, as in {train.path}")
-    for sentence in (sentence for file in files for sentence in file.sentences):
-        sentence.columns[column] = encode_spans(sentence.columns[column], with_ends)
+    if train_ends == dev_ends or count_labels(dev.sentences, column).keys() == {OUTSIDE}:
+        return
+    say(f"{dev.path}: spans are encoded in {'IOBES' if train_ends else 'IOB'}, as in {train.path}")
+    for sentence in dev.sentences:
+        sentence.columns[column] = encode_spans(sentence.columns[column], train_ends)
 
 
 def split_off_dev(file: WordFile) -> list[WordFile]:

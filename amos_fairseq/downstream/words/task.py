@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from fairseq import metrics
 from fairseq.criterions import register_criterion
-from fairseq.dataclass import ChoiceEnum, FairseqDataclass
+from fairseq.dataclass import FairseqDataclass
 from fairseq.tasks import register_task
 from omegaconf import II, MISSING
 from torch import Tensor
@@ -44,7 +44,7 @@ from amos_fairseq.downstream.words.dataset import (
 from amos_fairseq.downstream.words.model import TREES, ParsingModel, WordModel
 from amos_fairseq.downstream.words.views import WithUnlabeled, WordOutput, add_cross_views, log_cross_views, parse_views
 from amos_fairseq.errors import UserError
-from amos_fairseq.experiments import PARSING_VIEWS, SAMPLING_EXPONENT, TAGGING_VIEWS, VIEW_LAYERS
+from amos_fairseq.experiments import PARSING_VIEWS, SAMPLING_EXPONENT, TAGGING_VIEWS
 from amos_fairseq.inputs.schemes import main_score, scores
 from amos_fairseq.inputs.word_files import UNLABELED
 from amos_fairseq.setting_checks import setting
@@ -72,9 +72,6 @@ class SequenceTaggingConfig(LabeledTaskConfig):
         "cross-view training on the unlabeled sentences of the data: views separated by ',', of full, forward, "
         "backward, future, past and word_dropout (dependency_parsing: full, forward-forward, forward-backward, "
         "backward-forward, backward-backward and word_dropout)",
-    )
-    view_layers: ChoiceEnum(list(VIEW_LAYERS)) = setting(
-        "half", "layers that compute the one-sided states: the lower half, or all"
     )
     unlabeled_start: float = setting(
         0.1,
@@ -128,7 +125,7 @@ class SequenceTaggingTask(LabeledTask):
     def build_model(self, cfg: Any, from_checkpoint: bool = False) -> WordModel:
         model = super().build_model(cfg, from_checkpoint)
         if self.views:
-            model.register_cross_views(self.views, str(self.cfg.view_layers), self.dictionary.index(MASK_SYMBOL))
+            model.register_cross_views(self.views, self.dictionary.index(MASK_SYMBOL))
         return model
 
     def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **kwargs: Any) -> None:

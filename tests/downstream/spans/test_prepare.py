@@ -68,24 +68,6 @@ def test_inexact_answers_are_counted(tmp_path):
     assert split.examples[2].answers[0].text == third["answers"][0]["text"]
 
 
-def test_sampled_questions(tmp_path, data):
-    """A seeded sample in the order of the file, without paragraphs that have no question; the dev set is complete."""
-    few = prepare_squad(tmp_path / "a", SQUAD, "--max-train-questions", "7")
-    again = prepare_squad(tmp_path / "b", SQUAD, "--max-train-questions", "7")
-    other = prepare_squad(tmp_path / "c", SQUAD, "--max-train-questions", "7", "--seed", "2")
-    ids = [[example.id for example in SquadSplit(out, "train").examples] for out in (few, again, other)]
-    everything = [example.id for example in SquadSplit(data, "train").examples]
-    assert ids[0] == ids[1] == [name for name in everything if name in set(ids[0])]
-    assert len(ids[0]) == 7
-    assert ids[2] != ids[0]
-    split = SquadSplit(few, "train")
-    assert {example.context for example in split.examples} == set(range(len(split.contexts)))
-    assert len(SquadSplit(few, "valid")) == 40
-    manifest = read_manifest(few / MANIFEST)
-    assert manifest["settings"] == {"max_train_questions": 7, "seed": 1}
-    assert manifest["splits"]["train"]["source_questions"] == 40
-
-
 def test_refusals(data, tmp_path, capsys):
     """One line that names the file and what is wrong; nothing is left of OUT."""
     source, tokenizer, out = data.parent / "squad.json", data.parent / "tokenizer", tmp_path / "out"
@@ -96,11 +78,7 @@ def test_refusals(data, tmp_path, capsys):
         ([tmp_path / "cut.json.xz", source, tokenizer, out], "cut.json.xz is damaged"),
         ([source, tmp_path / "absent.json", tokenizer, out], "absent.json: no such file"),
         ([source, source, tmp_path / "absent", out], "absent holds no tokenizer"),
-        ([source, source, tokenizer, out, "--max-train-questions", 0], "--max-train-questions: 0 must be at least 1"),
-        (
-            [source, source, tokenizer, data, "--max-train-questions", 3],
-            "is not empty, and was not made of these",
-        ),
+        ([tmp_path / "text.json", source, tokenizer, data], "is not empty, and was not made of these"),
     ):
         assert message in error_line(capsys, main, *arguments, reports_progress=True), arguments
     assert not out.exists()

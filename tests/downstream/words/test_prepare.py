@@ -117,16 +117,6 @@ def test_without_a_dev_file_a_tenth_is_held_out_first(data, tmp_path):
     assert not set(dev) & {*train, *rest}
 
 
-def test_spans_in_bioes(data, tmp_path):
-    source = data.parent / "train.txt"
-    main([source, source, data / "tokenizer", tmp_path / "out", "--encoding", "bioes"])
-    assert manifest_of(tmp_path / "out")["labels"] == ["B-NAME", "E-NAME", "O", "S-NAME"]
-    labels = [label for rows in labels_of(tmp_path / "out") for label in rows]
-    before = [chunk for rows in make_sentences() for _, _, chunk in rows]
-    assert [label == "O" for label in labels] == [label == "O" for label in before]
-    assert labels.count("E-NAME") == before.count("I-NAME")  # names of two words at most
-
-
 @pytest.mark.parametrize("train_has_ends", [False, True])
 def test_spans_of_the_dev_file_are_encoded_as_in_training(train_has_ends, data, tmp_path, capsys):
     """IOB2 and IOBES; so the labels of the dev file can be learned."""

@@ -37,7 +37,9 @@ def fine_tuned(views: tuple[str, ...], layers: str = "all", **settings) -> WordM
         model.register_parsing_head(2)
     else:
         model.register_tagging_head("upos_labels", 3)
-    model.register_cross_views(views, layers, MASK)
+    model.register_cross_views(views, MASK)
+    if layers == "all":
+        model.cross_views.num_layers = len(model.encoder.layers)
     return model
 
 
@@ -119,7 +121,8 @@ def test_the_past_is_that_of_the_exported_encoder_as_a_decoder(tmp_path: Path) -
     assert main(["export", str(tmp_path / "run"), str(tmp_path / "folder"), "--part", "encoder"]) == 0
     decoder = BertModel.from_pretrained(tmp_path / "folder", is_decoder=True, add_pooling_layer=False)
     model = load_checkpoint(tmp_path / "run").model
-    model.register_cross_views(("forward",), "all", MASK)
+    model.register_cross_views(("forward",), MASK)
+    model.cross_views.num_layers = 2
     tokens, mask = TOKENS.clamp(max=30), torch.arange(10) < torch.tensor(LENGTHS)[:, None]
     expected = decoder.eval()(tokens, attention_mask=mask.long()).last_hidden_state[mask]
     found = directed_states(model.eval(), tokens, LENGTHS)["past"][mask]

@@ -22,7 +22,7 @@ def ner(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def pos(tmp_path_factory):
-    return prepare_tagging(tmp_path_factory.mktemp("pos"), "--column", "pos", "--encoding", "file")
+    return prepare_tagging(tmp_path_factory.mktemp("pos"), "--column", "pos")
 
 
 def make_task(*data, **settings) -> SequenceTaggingTask:
