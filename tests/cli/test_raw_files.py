@@ -12,13 +12,12 @@ from failures import error_line
 from preparing import prepare
 from synthetic_glue import write_pretrained_checkpoint, write_raw_glue
 from synthetic_squad import make_squad, write_json
-from synthetic_tagging import NAMES_OF_COLUMNS, make_sentences, write_columns
+from synthetic_tagging import make_sentences, write_columns
 
 from amos_fairseq.cli.main import main
 from amos_fairseq.downstream.spans import command as squad
 from amos_fairseq.downstream.texts.glue import command as glue
 from amos_fairseq.downstream.words import command as tagging
-from amos_fairseq.downstream.words.dataset import Column
 from amos_fairseq.experiments.benchmark import Benchmark
 
 COMMANDS = (glue, squad, tagging)
@@ -104,25 +103,6 @@ def test_raw_files_give_the_bits_of_prepare_and_keep_them(kind, start, planned, 
     task = sorted(raw.tasks)[-1]
     assert identities(again).items() - identities(found).items() == {(task, again.tasks[task].data_sha256)}
     assert len(list((out / "data").iterdir())) == len(raw.kinds) + 1
-
-
-def test_a_tenth_of_the_sentences_is_the_dev_set(planned, tmp_path, capsys) -> None:
-    """Equal sentences are on the same side, every sentence is on one."""
-    sentences = make_sentences(60) + make_sentences(20)
-    raw = write_columns(tmp_path / "train.txt", sentences)
-    opened = planned("tag", tmp_path / "out", "--train", raw, *NAMES_OF_COLUMNS, "--column", "pos")
-    said = capsys.readouterr().err
-    assert said.count("train.txt: one word a line, column pos: ") == 2, "the training set, and the dev set"
-    train, dev = (Column.of(opened.data).read_words(split) for split in ("train", "valid"))
-    assert sorted(train + dev) == sorted([word for word, _, _ in rows] for rows in sentences)
-    assert 6 <= len(dev) <= 8
-    assert not [words for words in dev if words in train]
-    (task,) = opened.tasks.values()
-    chosen = f"pos: dev: {len(dev)} sentences of train.txt, chosen at random (seed 1); {len(train)} sentences train"
-    assert task.notes[0] == chosen
-    assert identities(
-        planned("tag", tmp_path / "other", "--train", raw, *NAMES_OF_COLUMNS, "--column", "pos")
-    ) == identities(opened)
 
 
 def test_tests_sets_of_glue_can_be_added_to_results(planned, tmp_path, capsys) -> None:

@@ -17,7 +17,7 @@ import amos_fairseq
 from amos_fairseq.checkpoints.read import load_checkpoint
 from amos_fairseq.cli.main import main
 from amos_fairseq.downstream.words.command import encode_sentences
-from amos_fairseq.inputs.word_files import join_words, read_conllu
+from amos_fairseq.inputs.word_files import read_conllu
 from amos_fairseq.text.vocabulary import learn_tokenizer
 
 pytestmark = pytest.mark.slow
@@ -80,41 +80,31 @@ def test_trees_of_a_grammar_are_learned(place, tmp_path, capsys):
     table = (place / "out" / "parsing.md").read_text()
     assert "the previous word as head (dep)" in table, "no word but punctuation has such a head"
     assert "the next word as head (amod)" in table
-    files = (place / "dev.conllu", run_of(place / "out", "parsing") / "predictions.conllu")
-    gold, found = (read_conllu(file).sentences for file in files)
-    assert [one.words for one in found] == [one.words for one in gold]
-    pairs = [
-        (own, true)
-        for one, other in zip(found, gold, strict=True)
-        for own, true in zip(one.columns["head"], other.columns["head"], strict=True)
-    ]
-    assert 100 * sum(own == true for own, true in pairs) / len(pairs) == pytest.approx(scores["uas"]["median"])
-    log = [json.loads(line) for line in (run_of(place / "out", "parsing") / "metrics.jsonl").read_text().splitlines()]
-    assert log[-1]["las"] > 90
-    assert amos_fairseq.load(run_of(place / "out", "parsing") / "checkpoint_best.pt")(["the dog"]).pooled().shape == (
-        1,
-        64,
-    )
+    run = run_of(place / "out", "parsing")
+    checkpoint, predictions = run / "checkpoint_best.pt", run / "predictions.conllu"
+    gold, found = (read_conllu(file).sentences for file in (place / "dev.conllu", predictions))
+    assert [sentence.words for sentence in found] == [sentence.words for sentence in gold]
+    heads = [[head for sentence in sentences for head in sentence.columns["head"]] for sentences in (found, gold)]
+    share = sum(map(str.__eq__, *heads)) / len(heads[0])
+    assert 100 * share == pytest.approx(scores["uas"]["median"])
+    assert json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])["las"] > 90
+    assert amos_fairseq.load(checkpoint)(["the dog"]).pooled().shape == (1, 64)
     files = ["--predict", place / "dev.conllu", "--out", tmp_path / "t"]
     main(["parse", "--checkpoint", str(place / "out"), *map(str, files), "--cpu"])
-    assert (tmp_path / "t").read_bytes() == (run_of(place / "out", "parsing") / "predictions.conllu").read_bytes()
+    assert (tmp_path / "t").read_bytes() == predictions.read_bytes()
     # Without the prepared data: the checkpoint says how the words were joined.
     shutil.copytree(place / "out", tmp_path / "moved", ignore=shutil.ignore_patterns("data"))
     (tmp_path / "t").unlink()
     main(["parse", "--checkpoint", str(tmp_path / "moved"), *map(str, files), "--cpu"])
-    assert (tmp_path / "t").read_bytes() == (run_of(place / "out", "parsing") / "predictions.conllu").read_bytes()
-    loaded = load_checkpoint(run_of(place / "out", "parsing") / "checkpoint_best.pt")
-    head = loaded.head("dependency_trees")
+    assert (tmp_path / "t").read_bytes() == predictions.read_bytes()
+    loaded = load_checkpoint(checkpoint)
+    head, treebank = loaded.head("dependency_trees"), read_conllu(place / "dev.conllu")
     assert head.raw_text
-    treebank = read_conllu(place / "dev.conllu")
-    texts = [
-        [
-            join_words(one.words, one.spaces)
-            for one in encode_sentences(loaded, treebank, dataclasses.replace(head, raw_text=raw_text))[0]
-        ]
-        for raw_text in (True, False)
-    ]
-    assert [text.replace(" .", ".") for text in texts[1]] == texts[0] != texts[1]
+    raw, joined = (
+        [sentence.text for sentence in encode_sentences(loaded, treebank, own)[0]]
+        for own in (head, dataclasses.replace(head, raw_text=False))
+    )
+    assert [text.replace(" .", ".") for text in joined] == raw != joined
     (tmp_path / "t").unlink()
     words = [f"{n}\tthe\t_\t_\t_\t_\t{n - 1}\tdep\t_\t_\n" for n in range(1, 201)]
     (tmp_path / "long").write_text("".join(words))
@@ -124,7 +114,6 @@ def test_trees_of_a_grammar_are_learned(place, tmp_path, capsys):
     (last,) = re.findall(r"1 sentences; the last ([0-9]+) words of 1 sentences of more", capsys.readouterr().out)
     [tree] = read_conllu(tmp_path / "t").sentences
     assert tree.columns["deprel"][-int(last) :] == ["dep"] * int(last)
-    checkpoint = run_of(place / "out", "parsing") / "checkpoint_best.pt"
     assert "--part encoder" in error_line(capsys, main, "export", checkpoint, tmp_path / "hf", reports_progress=True)
     main(["export", str(checkpoint), str(tmp_path / "hf"), "--part", "encoder", "--no-check"])
     assert (tmp_path / "hf" / "config.json").is_file()
@@ -136,15 +125,13 @@ def test_trees_are_learned_from_few_and_sentences_without(place, tmp_path):
     flags = ["--labeled", 20, "--unlabeled", "rest", "--views", views]
     done = run_main(main, *command(place, tmp_path / "out", *flags))
     assert done.returncode == 0, done.stderr[-3000:]
-    log = [
-        json.loads(line) for line in (run_of(tmp_path / "out", "parsing") / "metrics.jsonl").read_text().splitlines()
-    ]
+    run = run_of(tmp_path / "out", "parsing")
+    log = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     trained = [line for line in log if line["split"] == "train" and "cvt_loss" in line]
     for view in views.split(","):
         assert 0 < trained[-1][f"kl_{view}"] < trained[0][f"kl_{view}"]
-    scores = json.loads((run_of(tmp_path / "out", "parsing") / "scores.json").read_text())
-    assert scores["las"] > 60  # 20 sentences of a small grammar
-    assert load_checkpoint(run_of(tmp_path / "out", "parsing") / "checkpoint_best.pt").model.cross_views is None
+    assert json.loads((run / "scores.json").read_text())["las"] > 60  # 20 sentences of a small grammar
+    assert load_checkpoint(run / "checkpoint_best.pt").model.cross_views is None
 
 
 def test_what_cannot_be_used_is_refused_in_one_line(place, tmp_path, capsys):

@@ -8,7 +8,7 @@ import pytest
 from failures import error_line
 from forked_command import run_main
 from synthetic_squad import untrained_checkpoint
-from synthetic_tagging import NAMES_OF_COLUMNS, make_sentences, prepare_tagging, write_columns, write_conllu
+from synthetic_tagging import NAMES_OF_COLUMNS, make_sentences, prepare_tagging, write_conllu
 from tiny_runs import run_of
 
 from amos_fairseq.cli.main import main
@@ -88,7 +88,7 @@ def test_entities_and_parts_of_speech_are_learned(place, learned):
 
 
 def test_other_words_get_the_labels_of_the_evaluation(place, learned, tmp_path, capsys):
-    """Word for word, also those that are cut, in every form of FILE; the labels in it are ignored."""
+    """Word for word, also those that are cut, with raw text or without; the labels of FILE are ignored."""
     source, predict = place / "train.txt", ["tag", "--cpu", "--predict"]
     run(place, "--train", source, "--dev", source, *NAMES_OF_COLUMNS, "--column", "pos", out="pos")
     outs = {"ner": place / "out", "pos": place / "pos"}
@@ -98,13 +98,9 @@ def test_other_words_get_the_labels_of_the_evaluation(place, learned, tmp_path, 
     words = [[word for word, _, _ in rows] for rows in make_sentences()]
     num_cut = sum(label == "<cut>" for rows in by_column["pos"] for _, _, label in rows)
     others = [[(word, "X", "O") for word in rows] for rows in words]
-    write_conllu(tmp_path / "trees", others)
     write_conllu(tmp_path / "glued", others, "SpaceAfter=No")  # words in columns trained, joined by spaces
-    write_columns(tmp_path / "columns", others)
-    (tmp_path / "words").write_text("\n".join("".join(f"{word}\n" for word in rows) for rows in words))
     (tmp_path / "text").write_text("".join(" ".join(rows) + "\n" for rows in words))
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps({"tokens": rows}) + "\n" for rows in words))
-    for form in ("trees", "glued", "columns", "words", "text", "rows.jsonl"):
+    for form in ("glued", "text"):
         for column, label in (("ner", "O"), ("pos", "<cut>")):
             out = tmp_path / f"{form}.{column}.tsv"
             main([*predict, str(tmp_path / form), "--out", str(out), "--checkpoint", str(outs[column])])
@@ -116,19 +112,10 @@ def test_other_words_get_the_labels_of_the_evaluation(place, learned, tmp_path, 
             assert (
                 f"{run_of(outs[column], f'tagging-{column}').relative_to(outs[column])} is the best run" in printed.err
             )
-    text = f"-DOCSTART- O\n\n{source.read_text()}\n\u00ad\tX\tO\nsees\tX\tO\n"
-    (tmp_path / "blank").write_text(text)
-    blank = ["--predict", tmp_path / "blank", "--out", tmp_path / "of_blank", "--column", "pos"]
-    main(["tag", "--checkpoint", str(outs["pos"]), *map(str, blank), "--cpu"])
-    *labels, last = predictions(tmp_path / "of_blank")
-    assert (len(labels), [word for word, _ in last]) == (40, ["sees"])
-    assert "; left out: 1 lines with -DOCSTART-, 1 blank words\n" in capsys.readouterr().err
     for flags, message in (
         ([source, "--out", out], f"{out} exists: give the name of a new file"),
-        ([source, "--out", tmp_path / "absent" / "l"], f"is in {tmp_path / 'absent'}, which is no folder"),
         ([source, "--out", tmp_path / "l", "--column", "nerr"], "no column nerr: give another --column"),
         ([source, "--out", tmp_path / "l", "--lr", "1"], "--lr has no effect with --predict: leave it out"),
-        ([tmp_path / "text", "--out", tmp_path / "l", "--columns", "word"], "text, line 1: "),
         (
             [source, "--out", tmp_path / "l", "--checkpoint", tmp_path],
             "has no tagging.json: give the --out of amos tag",

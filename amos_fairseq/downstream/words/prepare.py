@@ -208,7 +208,7 @@ def convert_spans(files: Sequence[WordFile], column: str) -> bool:
 
 
 def use_one_encoding(train: WordFile, dev: WordFile, column: str) -> None:
-    """Encode the spans of the dev file in IOB2 or IOBES as in the training file, if one of them marks ends and the other not."""
+    """Encode the spans of the dev file as those of the training file, in IOB2 or IOBES, if only one of them marks ends."""
     train_ends, dev_ends = (marks_ends(count_labels(file.sentences, column)) for file in (train, dev))
     if train_ends == dev_ends or count_labels(dev.sentences, column).keys() == {OUTSIDE}:
         return

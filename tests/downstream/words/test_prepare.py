@@ -58,32 +58,22 @@ def test_every_word_has_its_label_and_its_pieces(data):
     assert manifest["splits"]["train"]["unknown"] == 0
 
 
-def test_conllu_and_other_columns(data, tmp_path):
-    """CoNLL-U under any name, compressed; the same sentences give the same pieces, with other labels, and without spaces those
-    of the raw text."""
+def test_conllu_has_the_raw_text(data, tmp_path):
+    """The same sentences give the same pieces, with other labels, and without spaces those of the raw text."""
     source = write_conllu(tmp_path / "dev.txt", make_sentences())
+    main([source, source, data / "tokenizer", tmp_path / "spaced"])
+    assert labels_of(tmp_path / "spaced") == [[pos for _, pos, _ in rows] for rows in make_sentences()]
+    assert (tmp_path / "spaced" / "valid.tokens.bin").read_bytes() == (data / "valid.tokens.bin").read_bytes()
+    assert "raw_text" not in manifest_of(tmp_path / "spaced")
     packed = tmp_path / "dev.conllu.gz"
-    packed.write_bytes(gzip.compress(source.read_bytes()))
-    for files, flags in (
-        ([source, packed], []),
-        ([data.parent / "train.txt"] * 2, [*NAMES_OF_COLUMNS, "--column", "pos"]),
-    ):
-        out = tmp_path / f"out{len(flags)}"
-        main([*files, data / "tokenizer", out, *flags])
-        assert labels_of(out) == [[pos for _, pos, _ in rows] for rows in make_sentences()]
-        assert (out / "valid.tokens.bin").read_bytes() == (data / "valid.tokens.bin").read_bytes()
-    assert "raw_text" not in manifest_of(out)
     packed.write_bytes(gzip.compress(write_conllu(source, make_sentences(), "X=y|SpaceAfter=No").read_bytes()))
     main([packed, packed, data / "tokenizer", tmp_path / "raw"])
     tokenizer = load_tokenizer(data / "tokenizer")
     texts = ["".join(word for word, _, _ in rows) for rows in make_sentences()]
     pieces = [ids.tolist() for ids in MMapIndexedDataset(str(tmp_path / "raw" / "valid.tokens"))]
     assert pieces == [tokenizer.ids_of(tokenizer.encode(text)) for text in texts]
-    assert labels_of(tmp_path / "raw") == labels_of(out)
+    assert labels_of(tmp_path / "raw") == labels_of(tmp_path / "spaced")
     assert manifest_of(tmp_path / "raw")["raw_text"] is True
-    named = ["--columns", "word,tag,group", "--column", "tag"]
-    main([*files, data / "tokenizer", tmp_path / "named", *named])
-    assert manifest_of(tmp_path / "named")["column"] == "tag"
 
 
 def test_few_labels_and_the_rest_without(data, tmp_path):
@@ -155,33 +145,20 @@ def test_refusals(data, tmp_path, capsys):
     same = write_columns(tmp_path / "same.txt", [[("a", "X", "O"), ("b", "X", "O")], [("b", "X", "B-Y")]])
     bilou = write_columns(tmp_path / "bilou.txt", [[("a", "X", "O"), ("b", "X", "U-Y")]])
     header = write_columns(tmp_path / "header.txt", [[("Wort", "Art", "Etikett"), ("b", "X", "B-Y")]])
-    for folder, name in (("full", "file"), ("foreign", "tagging.json")):
-        (tmp_path / folder).mkdir()
-        (tmp_path / folder / name).write_text('{"labels": []}')
     for train, dev, target, flags, message in (
         (source, source, data, ["--column", "2"], "is not empty, and was not made of these files"),
         (source, source, out, ["--column", "x"], "no column x: give --column with one of 2, label"),
-        (tmp_path / "absent", source, out, [], "no such file"),
         (
             source,
             source,
             out,
-            ["--columns", "word,../../x,y"],
-            "--columns word,../../x,y, --column None: give each name once",
+            ["--columns", "word,../x,y"],
+            "--columns word,../x,y, --column None: give each name once",
         ),
-        (
-            source,
-            source,
-            out,
-            ["--columns", "word,pos,pos"],
-            "--columns word,pos,pos, --column None: give each name once",
-        ),
+        (source, source, out, ["--columns", "word,pos,pos"], "give each name once"),
         (bilou, header, out, [], "header.txt, line 1: the label 'Etikett' of the word 'Wort' marks no span, as the"),
-        (same, source, out, ["--column", "2"], "column 2: all words that train have the label"),
         (same, same, out, ["--labeled", "1"], "all words that train have the label O: give another column, or more"),
         (source, source, out, ["--unlabeled", "rest"], "--unlabeled rest: --labeled N leaves no sentence of"),
-        (source, source, out, ["--unlabeled", "absent.txt"], "absent.txt"),
-        (source, source, tmp_path / "full", [], "is not empty, and was not made of these files"),
     ):
         line = error_line(capsys, main, train, dev, tokenizer, target, *flags, reports_progress=True)
         assert message in line, flags
