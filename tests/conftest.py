@@ -118,6 +118,17 @@ def packings(monkeypatch: pytest.MonkeyPatch) -> list:
 
 
 @pytest.fixture
+def nothing_compiled() -> Iterator[None]:
+    """Compiled graphs of a test do not reach other tests, and are counted from 0."""
+    counters = import_module("torch._dynamo.utils").counters
+    torch.compiler.reset()
+    counters.clear()
+    yield
+    torch.compiler.reset()
+    counters.clear()
+
+
+@pytest.fixture
 def restored_determinism(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """``--deterministic`` changes the process: start without cuBLAS's variable, and undo the rest after the test."""
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "")  # so that it is also removed again

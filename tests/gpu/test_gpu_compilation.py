@@ -1,7 +1,5 @@
 """Compiled and recomputed layers on a CUDA device."""
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from small_models import encoder_config
@@ -10,19 +8,16 @@ from torch import Tensor
 from amos_fairseq.modules.bert_encoder import BertEncoder
 from amos_fairseq.modules.encoder import TransformerEncoder
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+    pytest.mark.usefixtures("nothing_compiled"),
+]
 
 B, T, D, HEADS = 4, 128, 256, 4
 # Of the largest value: sums of float32 run in another order, in bfloat16 compiled code rounds once where eager layers
 # round after each operation, to 8 bits.
 TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 5e-2}
-
-
-@pytest.fixture(autouse=True)
-def nothing_compiled() -> Iterator[None]:
-    torch.compiler.reset()
-    yield
-    torch.compiler.reset()
 
 
 def encoder(dtype: torch.dtype, is_compiled: bool, num_layers: int = 3, **settings) -> TransformerEncoder:

@@ -81,16 +81,13 @@ class BackgroundRun:
             (code,) = {rank.wait(timeout) for rank in self.ranks}
             return code
         except subprocess.TimeoutExpired:
-            for pid in self.all_processes():
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGABRT)  # faulthandler prints the stacks
-            time.sleep(1)
-            raise AssertionError(f"not ended after {timeout} s\n{self.text()[-20000:]}") from None
-        finally:
-            if any(rank.poll() is None for rank in self.ranks):
-                for pid in self.all_processes():
+            processes = self.all_processes()
+            for number in (signal.SIGABRT, signal.SIGKILL):  # faulthandler prints the stacks
+                for pid in processes:
                     with suppress(ProcessLookupError):
-                        os.kill(pid, signal.SIGKILL)
+                        os.kill(pid, number)
+                time.sleep(1)
+            raise AssertionError(f"not ended after {timeout} s\n{self.text()[-20000:]}") from None
 
     def all_processes(self) -> list[int]:
         """The ids of the run, its children, and theirs: torchrun's ranks have process groups of their own."""

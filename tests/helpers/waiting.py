@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 
 def wait_until(condition: Callable[[], object], text: Callable[[], str] = str, seconds: float = 120) -> None:
@@ -11,11 +10,3 @@ def wait_until(condition: Callable[[], object], text: Callable[[], str] = str, s
     while not condition():
         assert time.monotonic() < end, f"not within {seconds} s\n{text()[-3000:]}"
         time.sleep(0.02)
-
-
-def has_ended(pid: int) -> bool:
-    """Whether the process has ended; a zombie, whose parent has not yet asked for its exit status, has."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return True

@@ -31,14 +31,9 @@ DROPOUTS = {"dropout": 0.5, "attention_dropout": 0.5, "activation_dropout": 0.5}
 
 
 @pytest.fixture(autouse=True)
-def nothing_compiled() -> Iterator[None]:
-    """Compiled graphs of these tests do not reach other tests."""
-    torch.compiler.reset()
-    counters.clear()
-    with torch._dynamo.config.patch(optimize_ddp=True):  # PyTorch's default
+def default_of_pytorch(nothing_compiled: None) -> Iterator[None]:
+    with torch._dynamo.config.patch(optimize_ddp=True):
         yield
-    torch.compiler.reset()
-    counters.clear()
 
 
 @pytest.fixture

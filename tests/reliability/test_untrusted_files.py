@@ -1,12 +1,10 @@
-"""Compression bombs, checkpoints and Hugging Face folders of strangers: refused in one line, or read as what they are.
+"""Checkpoints and Hugging Face folders of strangers: refused in one line, or read as what they are.
 
 No code of a file is executed, and nothing is left of a refusal.
 """
 
 import argparse
-import gzip
 import json
-import lzma
 import os
 import random
 import shlex
@@ -20,7 +18,6 @@ from typing import Any
 import pytest
 import torch
 import transformers
-import zstandard
 from damage import HOSTILE_VALUES, TRIES, assert_clean_end, attack_json, damage, replace, run_bounded
 from hugging_face_folders import TOLERANCE, write_model
 from interrupted_run import checkpoint, flags_command
@@ -29,48 +26,6 @@ from tiny_runs import ROOT
 
 from amos_fairseq.checkpoints.read import load_checkpoint
 from amos_fairseq.text.tokenization.fast_tokenizer import ABSENT, row_map
-
-MIB = 1 << 20
-COMPRESS: dict[str, Callable[[bytes], bytes]] = {
-    "": bytes,
-    ".gz": lambda content: gzip.compress(content, 1),
-    ".xz": lambda content: lzma.compress(content, preset=0),
-    ".zst": zstandard.ZstdCompressor().compress,
-    ".bz2": bytes,  # refused by its name
-}
-# What is repeated, between a beginning and an end; a document that is too large has lines, because each takes its time.
-ENDLESS = [
-    *((".txt", *parts) for parts in (("", "x", ""), ("a text\n\n", "x " * 512 + "\n", ""), ("", "\0", ""))),
-    (".jsonl", '{"text": "', "x", '"}\n'),
-    (".jsonl", "", "[", ""),
-    (".jsonl", '{"text": "a", "b": [', "[],", "[]]}\n"),
-    (".jsonl", '{"text": ', "1", "}\n"),
-    (".jsonl", '{"text": "', "\\n", '"}\n'),
-    (".jsonl", '{"text": "a", "b": {', '"":{},', '"":{}}}\n'),
-]
-
-
-@pytest.mark.parametrize("number", range(TRIES))
-def test_bombs_are_refused_in_little_memory(number: int, tmp_path: Path) -> None:
-    """A small file that holds up to 4 GiB: streams of 8 MiB one after another; plain text is at most 256 MiB."""
-    draw, folder = random.Random(number), tmp_path / "work"
-    folder.mkdir()
-    suffix, (kind, before, unit, after) = draw.choice(list(COMPRESS)), draw.choice(ENDLESS)
-    compress, text = COMPRESS[suffix], folder / f"text{kind}{suffix}"
-    part = unit.encode() * (8 * MIB // len(unit))
-    stream = compress(part)
-    # A line of 120 MiB is read, one of 128 MiB is not.
-    size = min(draw.choice([120 * MIB, 4096 * MIB]), 4096 * MIB if len(stream) < MIB else 256 * MIB)
-    with text.open("wb") as file:
-        file.write(compress(before.encode()))
-        for _ in range(size // len(part)):
-            file.write(stream)
-        file.write(compress(after.encode()))
-    flags = ["--out", "out", "--workers", "1", "--vocab-size", "120"]
-    code, output = run_bounded("amos_start", ["prepare", text, *flags], folder)
-    assert_clean_end(code, output, folder)
-    assert code == 1
-    assert not (folder / "out").exists()
 
 
 class Bomb:

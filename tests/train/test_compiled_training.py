@@ -7,7 +7,6 @@ import os
 import re
 import shlex
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -35,40 +34,27 @@ def assert_close_losses(save_dir: Path, reference: Path) -> None:
         assert abs(found["loss"] - expected["loss"]) < LOSS_TOLERANCE * expected["loss"]
 
 
-def in_folder(folder: Path, data: Path) -> Callable[..., tuple[Path, str]]:
-    """Return a function that trains in a folder of this one, and returns it with what was printed."""
-    # Only the first run compiles, the others load its results from this folder.
-    cache = {"TORCHINDUCTOR_CACHE_DIR": str(folder / "cache")}
-
-    def train(name: str, *flags: str, num_ranks: int = 1) -> tuple[Path, str]:
-        save_dir = folder / name
-        arguments = [str(data), *TINY_RUN, *FLAGS, "--save-dir", str(save_dir)]
-        arguments += ["--update-freq", str(4 // num_ranks), *flags]
-        return save_dir, run_command("fairseq_cli.train", arguments, num_ranks, env=cache)
-
-    return train
-
-
 def test_compiled_layers_train_what_eager_layers_train(binarized_corpus: Path, tmp_path: Path) -> None:
-    """A compiled run that is continued halfway ends in the same bits (with dropout: tests/modules/test_compilation.py)."""
-    train = in_folder(tmp_path, binarized_corpus)
-    eager, _ = train("eager")
-    compiled, text = train("compiled", "--compile")
+    """Also on two ranks, and a compiled run that is continued halfway ends in the same bits (dropout: test_compilation.py)."""
+
+    def train(name: str, *flags: str, num_ranks: int = 1) -> str:
+        arguments = [str(binarized_corpus), *TINY_RUN, *FLAGS, "--save-dir", str(tmp_path / name)]
+        arguments += ["--update-freq", str(4 // num_ranks), *flags]
+        # Only the first run compiles, the others load its results from this folder.
+        cache = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}
+        return run_command("fairseq_cli.train", arguments, num_ranks, env=cache)
+
+    eager, compiled = tmp_path / "eager", tmp_path / "compiled"
+    train("eager")
+    text = train("compiled", "--compile")
     assert "compiling the encoder's layers: the first updates take about a minute longer" in text
     assert re.search(r"compiled for \d+ seconds in update 1\b", text)
     assert_close_losses(compiled, eager)
     assert checkpoint(compiled)["model"].keys() == checkpoint(eager)["model"].keys()
-
     continued = killed_at(2, compiled, tmp_path / "continued")
     train("continued", "--compile")
     assert_same_run(continued, compiled)
-
-
-def test_compiled_layers_of_two_ranks(binarized_corpus: Path, tmp_path: Path) -> None:
-    """One backward pass of two exchanges gradients."""
-    train = in_folder(tmp_path, binarized_corpus)
-    eager, _ = train("eager")
-    together, text = train("two ranks", "--compile", num_ranks=2)
+    text = train("two ranks", "--compile", num_ranks=2)
     assert "training on 2 devices" in text
     assert text.count("compiling the encoder's layers") == 1
-    assert_close_losses(together, eager)
+    assert_close_losses(tmp_path / "two ranks", eager)
