@@ -47,13 +47,13 @@ def add_parser(subparsers: Any) -> None:
 def run(arguments: argparse.Namespace) -> None:
     if arguments.predict is not None:
         fine_tuning.check_prediction(arguments, "column", "columns")
-    else:
-        fine_tuning.check_data(arguments, needs_dev=False)
-    if len(arguments.data or ()) < 2:
-        refuse_given(arguments, ["sampling_exponent"], "has no effect on a single column")
     if arguments.data is not None:
         reason = "is for raw files; --data was prepared with its own"
         refuse_given(arguments, ["column", "columns", "labeled", "unlabeled"], reason)
+    if len(arguments.data or ()) < 2:
+        refuse_given(arguments, ["sampling_exponent"], "has no effect on a single column")
+    if arguments.predict is None:
+        fine_tuning.check_data(arguments, needs_dev=False)
     fine_tuning.start(arguments)
     from amos_fairseq.downstream.words.command import main
 

@@ -32,7 +32,7 @@ from amos_fairseq.downstream.words.dataset import (
     word_head_name,
     words_that_fit,
 )
-from amos_fairseq.downstream.words.prepare import WordSource, prepare_inside
+from amos_fairseq.downstream.words.prepare import WordSource, prepare_tagging_inside
 from amos_fairseq.downstream.words.views import CROSS_VIEWS, WordOutput, parse_views
 from amos_fairseq.errors import UserError
 from amos_fairseq.experiments import SAMPLING_EXPONENT, TAGGING_VIEWS
@@ -72,19 +72,19 @@ OF = " of "  # between a column and those that were learned with it
 
 def main(args: argparse.Namespace) -> None:
     if args.predict is not None:
-        words = read_sentences(args.predict, args.columns, labeled=False)
+        file, results, out = Path(args.predict), Path(args.checkpoint), Path(args.out)
+        words = read_sentences(file, args.columns, labeled=False)
         words.report("tag")
-        print(label_words(words, Path(args.checkpoint), args.column, Path(args.out), find_devices(args.cpu)[0]))
+        print(label_words(words, results, args.column, out, find_devices(args.cpu)[0]))
         return
-    session = session_from(args)
-    if args.data is not None:
-        folders = list(map(Path, args.data))
-        trials = word_trials(session, TAGGING_VIEWS, any(map(has_unlabeled, folders)))
-    else:
-        trials = trials_of_files(session, TAGGING_VIEWS, args.unlabeled)
+    session, source = session_from(args), WordSource.of(args)
+    folders = list(map(Path, args.data or ()))
+    trials = word_trials(session, TAGGING_VIEWS, source.unlabeled, folders)
+    if not folders:
         with session.preparing() as tokenizer:
-            folders = [prepare_inside(session.out, Tagging.name, WordSource.of(args), tokenizer)]
-    run_and_print(open_tagging(session, folders, trials, args.sampling_exponent))
+            folders = [prepare_tagging_inside(session.out, source, tokenizer)]
+    tagging = open_tagging(session, folders, trials, args.sampling_exponent)
+    run_and_print(tagging)
 
 
 @dataclass(frozen=True)
@@ -159,8 +159,8 @@ def open_tagging(
     else:
         num_rows = sum(rows_per_epoch([len(data.train) for data in opened.values()], exponent))
         check_epoch(num_rows, max(trial.batch_size for trial in trials))
-        sha256 = content_sha256({name: data.column.sha256 for name, data in opened.items()})
         notes = [*(f"{AND.join(opened)}: {note}" for note in note_on_shares(exponent)), *notes]
+        sha256 = content_sha256({name: data.column.sha256 for name, data in opened.items()})
         task = BenchmarkTask(name, num_rows, AVERAGE, sha256, trials, tuple(notes), exponent)
     return Tagging(session, first.column.directory, {name: task}, opened)
 
@@ -249,25 +249,26 @@ def results_of_columns(result: RunResult) -> list[RunResult]:
     ]
 
 
-def word_trials(session: Session, views: Sequence[str], with_unlabeled: bool) -> tuple[Hyperparameters, ...]:
-    """Return the settings of a recipe for words. ``views``: those of the head; ``with_unlabeled``: whether there are sentences
-    without labels."""
+def word_trials(
+    session: Session, views: Sequence[str], unlabeled: str | None, folders: Sequence[Path] = ()
+) -> tuple[Hyperparameters, ...]:
+    """Return the settings of a recipe for words, before raw files are converted.
+
+    Args:
+        views: those of the head.
+        unlabeled: the file that --unlabeled names.
+        folders: prepared data, which may have sentences without labels.
+    """
     trials = []
     for settings in session.recipe.trials_of(WORDS):
         chosen = ",".join(parse_views(settings.views, views))
-        if chosen and not with_unlabeled:
+        if chosen and unlabeled is None and not any(map(has_unlabeled, folders)):
             raise UserError(f"--views {settings.views} needs sentences without labels: give them with --unlabeled")
         # There is one text without a pair, and the head reads each word; a recipe may have other values.
         trials.append(dataclasses.replace(settings, num_separators=1, pooling="first", views=chosen))
-    return different(trials)
-
-
-def trials_of_files(session: Session, views: Sequence[str], unlabeled: str | None) -> tuple[Hyperparameters, ...]:
-    """Return :func:`word_trials` before raw files are converted; ``unlabeled``: the file that --unlabeled names."""
-    trials = word_trials(session, views, unlabeled is not None)
     if unlabeled is not None and not any(trial.views for trial in trials):
         raise UserError(f"--unlabeled {unlabeled}: only --views learn from these sentences: give --views")
-    return trials
+    return different(trials)
 
 
 def word_flags(run: TaskRun, session: Session) -> list[str]:

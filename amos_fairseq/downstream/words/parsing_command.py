@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -23,12 +22,12 @@ from amos_fairseq.downstream.words.command import (
     ColumnData,
     predict_file,
     predict_words,
-    trials_of_files,
     word_flags,
+    word_trials,
 )
 from amos_fairseq.downstream.words.dataset import HEAD, Column, ParsedSentences
 from amos_fairseq.downstream.words.model import TREES
-from amos_fairseq.downstream.words.prepare import WordSource, prepare_inside
+from amos_fairseq.downstream.words.prepare import WordSource
 from amos_fairseq.downstream.words.views import CROSS_VIEWS
 from amos_fairseq.errors import UserError
 from amos_fairseq.experiments import PARSING_VIEWS
@@ -39,8 +38,9 @@ from amos_fairseq.experiments.session import Session, find_devices, session_from
 from amos_fairseq.experiments.table import run_and_print
 from amos_fairseq.files import write_text
 from amos_fairseq.inputs.files import read_lines
-from amos_fairseq.inputs.word_files import Sentence, WordFile, heads_of, read_conllu
+from amos_fairseq.inputs.word_files import WordFile, heads_of, read_conllu
 from amos_fairseq.text.encoding import BinarizedFile
+from amos_fairseq.text.prepared_data import prepared_data
 from amos_fairseq.text.tokenization.tokenizer import Tokenizer
 from amos_fairseq.untrusted import read_text
 
@@ -53,15 +53,17 @@ Edge = tuple[int, str]  # the number of the head, 0 for the root, and the relati
 
 def main(args: argparse.Namespace) -> None:
     if args.predict is not None:
-        treebank = read_conllu(args.predict)
+        file, results, out = Path(args.predict), Path(args.checkpoint), Path(args.out)
+        treebank = read_conllu(file)
         treebank.report("parse")
-        print(parse_words(treebank, Path(args.checkpoint), Path(args.out), find_devices(args.cpu)[0]))
+        print(parse_words(treebank, results, out, find_devices(args.cpu)[0]))
         return
-    session = session_from(args)
-    trials = trials_of_files(session, PARSING_VIEWS, args.unlabeled)
+    session, source = session_from(args), TreebankSource.of(args)
+    trials = word_trials(session, PARSING_VIEWS, source.unlabeled)
     with session.preparing() as tokenizer:
-        folder = prepare_inside(session.out, NAME, TreebankSource.of(args), tokenizer)
-    run_and_print(open_parsing(session, folder, trials))
+        folder = prepare_trees_inside(session.out, source, tokenizer)
+    parsing = open_parsing(session, folder, trials)
+    run_and_print(parsing)
 
 
 @dataclass(frozen=True)
@@ -82,14 +84,20 @@ class TreebankSource(WordSource):
                 raise UserError(f"{where}: the heads are no tree with one root: correct them")
         return file
 
-    def write(self, directory: Path, tokenizer: Tokenizer, description: dict[str, Any]) -> dict[str, list[Sentence]]:
-        splits = super().write(directory, tokenizer, description)
+
+def prepare_trees_inside(out: Path, source: TreebankSource, tokenizer: Tokenizer) -> Path:
+    """Return the treebanks prepared inside of OUT of ``amos parse``."""
+    description = source.describe(tokenizer)
+
+    def write(directory: Path) -> None:
+        splits = source.write(directory, tokenizer, description)
         for split in ("train", "valid"):
             with BinarizedFile(f"{directory / split}.{HEAD}", None) as file:
                 for sentence in splits[split]:
                     file.add_line(list(map(int, sentence.columns[HEAD])))
-        (directory / "valid.conllu").write_text(text_of(self.dev), encoding="utf-8", newline="")
-        return splits
+        (directory / "valid.conllu").write_text(text_of(source.dev), encoding="utf-8", newline="")
+
+    return prepared_data(out, NAME, description, write)
 
 
 def text_of(path: Path) -> str:

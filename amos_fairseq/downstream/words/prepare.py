@@ -183,10 +183,10 @@ def run(args: argparse.Namespace) -> None:
         say(f"done: amos tag --checkpoint RUN --data {shlex.quote(str(out))} --out RESULTS; counts in {out}/{MANIFEST}")
 
 
-def prepare_inside(out: Path, kind: str, source: WordSource, tokenizer: Tokenizer) -> Path:
-    """Return what ``amos prepare tagging`` makes of the files, or the same with trees, inside of OUT of a command."""
+def prepare_tagging_inside(out: Path, source: WordSource, tokenizer: Tokenizer) -> Path:
+    """Return what ``amos prepare tagging`` makes of the files, inside of OUT of ``amos tag``."""
     description = source.describe(tokenizer)
-    return prepared_data(out, kind, description, lambda folder: source.write(folder, tokenizer, description))
+    return prepared_data(out, "tagging", description, lambda folder: source.write(folder, tokenizer, description))
 
 
 def convert_spans(files: Sequence[WordFile], column: str) -> bool:

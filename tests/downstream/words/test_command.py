@@ -66,7 +66,7 @@ def test_a_constant_label_and_sentences_that_train_too(session, tmp_path):
     prepare("tagging")([source, source, tmp_path / "tokenizer", pos, *NAMES_OF_COLUMNS, "--column", "pos"])
     tags = [tag for rows in make_sentences() for _, tag, _ in rows]
     most = max(set(tags), key=tags.count)
-    trials = word_trials(session, TAGGING_VIEWS, with_unlabeled=False)
+    trials = word_trials(session, TAGGING_VIEWS, None)
     both = open_tagging(session, [pos, tmp_path / "data"], trials)
     (task,) = both.tasks.values()
     seen = "40 of 40 dev sentences train too: the scores may be too high"

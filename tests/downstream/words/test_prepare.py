@@ -12,7 +12,7 @@ from preparing import prepare
 from synthetic_tagging import NAMES_OF_COLUMNS, make_sentences, prepare_tagging, write_columns, write_conllu
 
 from amos_fairseq.downstream.words.dataset import Column
-from amos_fairseq.downstream.words.prepare import WordSource, prepare_inside
+from amos_fairseq.downstream.words.prepare import WordSource, prepare_tagging_inside
 from amos_fairseq.inputs.schemes import encode_spans, marks_ends
 from amos_fairseq.text.tokenization import load_tokenizer
 
@@ -98,7 +98,7 @@ def test_few_labels_and_the_rest_without(data, tmp_path):
 def test_without_a_dev_file_a_tenth_is_held_out_first(data, tmp_path):
     """Of 40 sentences 4 or a few more, where some are equal; --labeled chooses from the others, and the rest is theirs."""
     source, tokenizer = data.parent / "train.txt", load_tokenizer(data / "tokenizer")
-    folder = prepare_inside(tmp_path, "tagging", WordSource(source, None, labeled=10, unlabeled="rest"), tokenizer)
+    folder = prepare_tagging_inside(tmp_path, WordSource(source, None, labeled=10, unlabeled="rest"), tokenizer)
     parts = [[tuple(words) for words in words_of(folder, split)] for split in ("train", "valid", "unlabeled")]
     train, dev, rest = parts
     assert len(train) == 10
