@@ -11,8 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from tiny_runs import ROOT, environment, run_process
-from waiting import wait_until
+from tiny_runs import ROOT, environment, run_process, wait_until
 
 from amos_fairseq.cli.main import SUBCOMMANDS
 from amos_fairseq.process import MALLOC_VARIABLES, OPENMP_VARIABLES, python_command

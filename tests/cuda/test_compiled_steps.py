@@ -33,7 +33,6 @@ def traced(nothing_compiled: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     ("recipe", "precision", "length"),
     [
         ("electra_tiny", "fp16", 65),
-        ("mlm_tiny", "bf16", 128),  # cuDNN's kernel, which depends on the GPU
         pytest.param("amos_tiny model.kernels=triton", "bf16", 128, marks=NEEDS_TRITON),
     ],
 )

@@ -8,8 +8,7 @@ import threading
 
 import pytest
 from forked_command import IMPORTED, ForkedCommand
-from tiny_runs import ROOT
-from waiting import wait_until
+from tiny_runs import ROOT, wait_until
 
 from amos_fairseq.experiments.benchmark import RunFailed, Stopped
 from amos_fairseq.experiments.runner import environment, train

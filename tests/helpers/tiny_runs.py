@@ -3,7 +3,9 @@
 import os
 import shlex
 import subprocess
-from collections.abc import Mapping, Sequence
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -40,3 +42,21 @@ def run_process(
     """Run a command in a new process, with the variables ``env`` alone (None: those of :func:`environment`)."""
     words, variables = [str(word) for word in command], environment() if env is None else env
     return subprocess.run(words, cwd=cwd, env=variables, timeout=timeout, capture_output=True, text=True, check=False)
+
+
+def run_script(script: str, folder: Path, *arguments: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run a shell script of the checkout offline in ``folder``, in the active environment; OUT is there, and no GPU."""
+    proxies = dict.fromkeys(("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"), "http://127.0.0.1:9")
+    settings = environment(
+        {**proxies, "AMOS_ENVIRONMENT": "active", "OUT": str(folder / "out"), "CUDA_VISIBLE_DEVICES": ""} | variables
+    )
+    settings["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), settings["PATH"]])
+    return run_process(["bash", ROOT / script, *arguments], folder, settings, timeout=1200)
+
+
+def wait_until(condition: Callable[[], object], seconds: float = 120) -> None:
+    """Return when ``condition`` holds: what another process does after a signal takes some time."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, f"not within {seconds} s"
+        time.sleep(0.02)

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 from omegaconf import OmegaConf
-from tiny_runs import ROOT, run_process
-from waiting import wait_until
+from tiny_runs import ROOT, run_process, wait_until
 
 from amos_fairseq.errors import REQUEUE
 from amos_fairseq.recipes.composition import RECIPES, compose_with_hydra

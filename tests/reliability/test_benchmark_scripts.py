@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from shell_scripts import run_script
+from tiny_runs import run_script
 
 from amos_fairseq.checkpoints.read import read_state
 

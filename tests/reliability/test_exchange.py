@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fairseq import models
-from shell_scripts import run_script
+from tiny_runs import run_script
 
 from amos_fairseq.flops import build_task
 from amos_fairseq.recipes.composition import compose_recipe

@@ -1,6 +1,7 @@
 """``amos report`` in the process: the numbers and sections of the page, its figures, mistakes."""
 
 import base64
+import html
 import json
 import re
 
@@ -8,7 +9,6 @@ import pytest
 import torch
 from benchmark_summary import write_summary, write_tagging
 from failures import error_line
-from html_page import text_of
 from saved_models import CORPUS, TEXT, UPDATES, add_settings, write_run
 
 from amos_fairseq.checkpoints.read import load_checkpoint
@@ -25,6 +25,21 @@ RECORD = {"epoch": 0.5, "mlm_loss_1": 5.0, "mlm_loss_2": 4.0, "mlm_loss_4": 3.0,
 RECORD |= {"unigram_entropy": 4.5}
 SHORT = {"tokens_per_sample": 20}
 AMOS_RECORD = {"mixture_1": 0.2, "mixture_2": 0.3, "mixture_4": 0.5, "rtd_logit_std": 0.7, "lr": 0.1}
+
+TEXT_TAGS = {"h1", "h2", "h3", "p", "nav", "ul", "li", "a", "span", "b", "sup", "br", "section", "div"}
+TABLE_TAGS = {"table", "thead", "tbody", "tr", "th", "td"}
+TAGS = {"html", "head", "meta", "title", "body", "figure", "img", "figcaption", *TEXT_TAGS, *TABLE_TAGS}
+
+
+def text_of(page: str) -> str:
+    """Check that a page is one file without scripts and network access; return its text without the style."""
+    page = re.sub(r"<style>.*?</style>", "", page, flags=re.DOTALL)
+    assert set(re.findall(r"<([a-z]\w*)", page)) <= TAGS
+    assert not re.search(r"https?:|url\(|@import|srcset|<[^>]*\son\w+=", page)
+    for target in re.findall(r'(?:href|src)="([^"]*)"', page):
+        assert target.startswith(("#", "data:image/svg+xml;base64,"))
+        assert not target.startswith("#") or f'id="{target[1:]}"' in page
+    return html.unescape(re.sub(r"<[^>]+>", "", page))
 
 
 def write_metrics(run, **values):

@@ -12,9 +12,8 @@ import pytest
 from failures import full_disk
 from preparing import prepare
 from synthetic_corpus import file_bytes, make_documents, write_text
-from tiny_runs import ROOT
+from tiny_runs import ROOT, wait_until
 from tokenizer_text import word_level_directory
-from waiting import wait_until
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import take_lock
