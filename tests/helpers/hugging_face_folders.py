@@ -51,9 +51,9 @@ def train_wordpiece(folder: Path, lines: list[str]) -> tokenizers.Tokenizer:
     return tokenizer
 
 
-def randomized(model: nn.Module, seed: int = 0) -> nn.Module:
+def randomized(model: nn.Module) -> nn.Module:
     """Random values everywhere, biases and LayerNorms too; large ones, so that attention is far from uniform."""
-    torch.manual_seed(seed)
+    torch.manual_seed(0)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             is_norm_weight = re.search(r"(LayerNorm|norm)\.weight$", name) is not None
@@ -83,12 +83,11 @@ def write_model(folder: Path, family: str, class_name: str, padded_rows: int = 3
     return model
 
 
-def write_electra(folder: Path, embedding_size: int = 8) -> tuple[nn.Module, nn.Module]:
-    """``folder/discriminator`` and ``folder/generator``, by default half as wide, with the same embeddings."""
-    own = {"embedding_size": embedding_size}
+def write_electra(folder: Path) -> tuple[nn.Module, nn.Module]:
+    """``folder/discriminator`` and ``folder/generator``, half as wide, with the same embeddings."""
     half = {name: SIZES[name] // 2 for name in ("hidden_size", "num_attention_heads", "intermediate_size")}
-    discriminator = write_model(folder / "discriminator", "electra", "ElectraForPreTraining", **own)
-    generator = write_model(folder / "generator", "electra", "ElectraForMaskedLM", **own, **half)
+    discriminator = write_model(folder / "discriminator", "electra", "ElectraForPreTraining", embedding_size=8)
+    generator = write_model(folder / "generator", "electra", "ElectraForMaskedLM", embedding_size=8, **half)
     generator.electra.embeddings.load_state_dict(discriminator.electra.embeddings.state_dict())
     generator.save_pretrained(folder / "generator")
     # Pieces that are equally frequent get their ids in another order each time that they are learned.
@@ -124,6 +123,6 @@ def assert_close(ours: Tensor, theirs: Tensor) -> None:
 
 
 @torch.no_grad()
-def outputs(folder: Path, auto_class: str, tokens: Tensor, pad: int = 1, **settings) -> transformers.utils.ModelOutput:
+def outputs(folder: Path, auto_class: str, tokens: Tensor, **settings) -> transformers.utils.ModelOutput:
     model = getattr(transformers, auto_class).from_pretrained(folder, **settings).eval()
-    return model(input_ids=tokens, attention_mask=tokens.ne(pad).long())
+    return model(input_ids=tokens, attention_mask=tokens.ne(1).long())

@@ -56,12 +56,12 @@ class BackgroundRun:
     def text(self) -> str:
         return self.log.read_text(encoding="utf-8") + self.errors.read_text(encoding="utf-8")
 
-    def wait_until(self, condition: Callable[[], object], text: Callable[[], str] | None = None) -> None:
+    def wait_until(self, condition: Callable[[], object]) -> None:
         """Return when ``condition`` holds; the run must not end before, nor ``MOST_SECONDS`` pass."""
         end = time.monotonic() + MOST_SECONDS
         while not condition():
             ended = self.process.poll() is not None or time.monotonic() > end
-            assert not ended, (text or self.text)()[-3000:]
+            assert not ended, self.text()[-3000:]
             time.sleep(0.005)
 
     def wait_for_update(self, update: int) -> None:
@@ -75,10 +75,10 @@ class BackgroundRun:
         self.signal_group(signal.SIGKILL)
         assert self.process.wait(30) == -signal.SIGKILL
 
-    def exit_code(self, timeout: float = MOST_SECONDS) -> int:
+    def exit_code(self) -> int:
         """Wait for the end. A run that does not end is killed, and the failure shows where each of its threads was."""
         try:
-            (code,) = {rank.wait(timeout) for rank in self.ranks}
+            (code,) = {rank.wait(MOST_SECONDS) for rank in self.ranks}
             return code
         except subprocess.TimeoutExpired:
             processes = self.all_processes()
@@ -87,7 +87,7 @@ class BackgroundRun:
                     with suppress(ProcessLookupError):
                         os.kill(pid, number)
                 time.sleep(1)
-            raise AssertionError(f"not ended after {timeout} s\n{self.text()[-20000:]}") from None
+            raise AssertionError(f"not ended after {MOST_SECONDS} s\n{self.text()[-20000:]}") from None
 
     def all_processes(self) -> list[int]:
         """The ids of the run, its children, and theirs: torchrun's ranks have process groups of their own."""

@@ -151,9 +151,9 @@ def write_raw_glue(directory: Path, *prefixes: str) -> Path:
     return directory
 
 
-def write_glue_tokenizer(directory: Path, more_text: str = "") -> Path:
-    """Write a tokenizer with pieces for every letter of ``FILES``; ``more_text`` gives another one."""
-    words = " ".join([*FILES.values(), more_text]).split()
+def write_glue_tokenizer(directory: Path) -> Path:
+    """Write a tokenizer with pieces for every letter of ``FILES``."""
+    words = " ".join(FILES.values()).split()
     sample = directory.parent / f"{directory.name}.txt"
     sample.write_text("\n".join(" ".join(words[i : i + 20]) for i in range(0, len(words), 20)), encoding="utf-8")
     learn_tokenizer(sample, 150, cased=True).save(directory)

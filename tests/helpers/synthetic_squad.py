@@ -19,8 +19,8 @@ def word(generator: random.Random) -> str:
     return "".join(generator.choices(SYLLABLES, k=generator.randint(2, 4))).capitalize()
 
 
-def paragraph(generator: random.Random, number: int, facts: int, questions: int) -> dict[str, Any]:
-    """Facts "The colour of NAME is COLOUR." and questions for the colours; every fourth asks for an absent name."""
+def paragraph(generator: random.Random, number: int, facts: int) -> dict[str, Any]:
+    """Facts "The colour of NAME is COLOUR." and four questions for the colours; the last asks for an absent name."""
     names = [word(generator) for _ in range(facts)]
     context, positions = "", []
     for name in names:
@@ -29,7 +29,7 @@ def paragraph(generator: random.Random, number: int, facts: int, questions: int)
         positions.append((len(context), colour))
         context += f"{colour}.  "
     qas = []
-    for index, fact in enumerate(generator.sample(range(facts), questions)):
+    for index, fact in enumerate(generator.sample(range(facts), 4)):
         start, colour = positions[fact]
         impossible = index % 4 == 3
         name = word(generator) + "x" if impossible else names[fact]
@@ -39,10 +39,10 @@ def paragraph(generator: random.Random, number: int, facts: int, questions: int)
     return {"context": context.rstrip(), "qas": qas}
 
 
-def make_squad(seed: int = 1, paragraphs: int = 10, facts: int = 6, questions: int = 4) -> dict[str, Any]:
+def make_squad(seed: int = 1, facts: int = 6) -> dict[str, Any]:
     """Version 2.0 with 40 questions, 10 of them without an answer."""
     generator = random.Random(seed)
-    contents = [paragraph(generator, number, facts, questions) for number in range(paragraphs)]
+    contents = [paragraph(generator, number, facts) for number in range(10)]
     return {"version": "v2.0", "data": [{"title": "Synthetic", "paragraphs": contents}]}
 
 

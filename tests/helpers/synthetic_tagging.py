@@ -46,9 +46,9 @@ def write_conllu(path: Path, sentences: list[list[tuple[str, str, str]]], misc: 
     return path
 
 
-def prepare_tagging(directory: Path, *flags: str, number: int = 40) -> Path:
+def prepare_tagging(directory: Path, *flags: str) -> Path:
     """``directory/data``, prepared with the same sentences to train and to evaluate on, and ``directory/tokenizer``."""
-    sentences = make_sentences(number)
+    sentences = make_sentences()
     directory.mkdir(parents=True, exist_ok=True)
     text = "\n".join(" ".join(word for word, _, _ in rows) for rows in sentences) + "\n"
     (directory / "text.txt").write_text(text, encoding="utf-8")

@@ -20,9 +20,9 @@ TINY_RUN = shlex.split(
 )
 
 
-def run_of(out: Path, task: str, seed: int = 1) -> Path:
+def run_of(out: Path, task: str) -> Path:
     """The directory of a fine-tuning run, where a command with one set of settings wrote OUT."""
-    (directory,) = (out / "runs" / task).glob(f"*/seed{seed}")
+    (directory,) = (out / "runs" / task).glob("*/seed1")
     return directory
 
 
@@ -54,9 +54,9 @@ def run_script(script: str, folder: Path, *arguments: str | Path, **variables: s
     return run_process(["bash", ROOT / script, *arguments], folder, settings, timeout=1200)
 
 
-def wait_until(condition: Callable[[], object], seconds: float = 120) -> None:
+def wait_until(condition: Callable[[], object]) -> None:
     """Return when ``condition`` holds: what another process does after a signal takes some time."""
-    end = time.monotonic() + seconds
+    end = time.monotonic() + 120
     while not condition():
-        assert time.monotonic() < end, f"not within {seconds} s"
+        assert time.monotonic() < end, "not within 120 s"
         time.sleep(0.02)
