@@ -1,7 +1,4 @@
-"""``examples/tour.ipynb``: its code cells run one after the other in one namespace, with few updates.
-
-No Jupyter kernel: a kernel would be one more process of five seconds, and a requirement of the tests. Commands are forked.
-"""
+"""``examples/tour.ipynb``: its code cells run one after the other in one namespace, with few updates; commands are forked."""
 
 import json
 import subprocess

@@ -1,7 +1,4 @@
-"""Compiled layers take whole updates on a fake CUDA device, as one graph for each kind of layer.
-
-AOTAutograd traces forward and backward pass (backend aot_eager); no code is generated.
-"""
+"""Compiled layers take whole updates on a fake CUDA device; AOTAutograd traces them, no code is generated."""
 
 import functools
 from collections.abc import Iterator

@@ -158,10 +158,7 @@ JOBS = {
 
 
 def fine_tune(cuda: FakeCuda, recipe: str, job: str, length: int, precision: str, **settings: Any) -> None:
-    """Two updates and a batch of validation; every parameter gets a gradient, and an update reads the device once.
-
-    ``settings``: of the model, which recipes of pretraining do not have.
-    """
+    """Two updates and a batch of validation; every parameter gets a gradient, and an update reads the device once."""
     metrics.reset()
     with unset_fake_temporarily():
         cfg = set_up(recipe, ["model.max_positions=512"], precision).cfg

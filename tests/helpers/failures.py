@@ -24,10 +24,7 @@ def error_line(
     capsys: pytest.CaptureFixture, main: Callable[[list[str]], Any], *arguments: object, reports_progress: bool = False
 ) -> str:
     """Call ``main`` with arguments that it must refuse, and return its error: exit code 1 and a single line on stderr,
-    or of wrong flags the exit code 2 and argparse's line behind the usage.
-
-    Args:
-        reports_progress: Whether other lines, none of them an error, may come before.
+    or of wrong flags the exit code 2 and argparse's line behind the usage. ``reports_progress``: other lines may come before.
     """
     capsys.readouterr()
     with pytest.raises(SystemExit) as ended:

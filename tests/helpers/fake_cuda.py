@@ -99,9 +99,7 @@ class FakeCuda:
 class CudaRules(TorchDispatchMode):
     """Refuse what a GPU would refuse or wait for but FakeTensors accept; count copies to the device.
 
-    Refused: a copy to the host; a boolean index, because the host needs its positions; operands of different dtypes for a
-    CUDA kernel that takes one dtype (:data:`ONE_DTYPE`); targets of a loss that are not int64; under
-    ``torch.use_deterministic_algorithms``, operators with floating point operands of :data:`NOT_DETERMINISTIC`.
+    That is also a boolean index, because the host needs its positions, and a target of a loss that is not int64.
     """
 
     def __init__(self, cuda: FakeCuda) -> None:
@@ -261,9 +259,6 @@ def checked_varlen_attention(
     The rules of PyTorch 2.11 to 2.13 (``mha_varlen_fwd`` in ``flash_attn/flash_api.cpp``): query, key and value are [N,H,d] of
     one dtype, float16 or bfloat16, with ``stride(-1) == 1`` and a width of up to 256 that is a multiple of 8; the starts of the
     sequences are int32, contiguous, on the same device.
-
-    Raises:
-        CudaRuleError: PyTorch would refuse an argument.
     """
     for name, tensor in {"query": query, "key": key, "value": value}.items():
         require(tensor.shape == query.shape and tensor.ndim == 3, f"{name} is {list(tensor.shape)}, not [N,H,d]")
@@ -307,8 +302,7 @@ def fake_fused_attention(
 def replace_tensors(module: nn.Module, convert: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
     """Replace ``nn.Module._apply`` (used by ``to``, ``half``, ``cuda``): PyTorch cannot change a FakeTensor in place.
 
-    Every parameter and buffer is replaced by a converted one. A tensor that several modules share stays shared and keeps the
-    attributes that were set on it.
+    A tensor that several modules share stays shared and keeps the attributes that were set on it.
     """
     converted: dict[Tensor, Tensor] = {}
 

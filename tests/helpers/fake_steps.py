@@ -37,11 +37,7 @@ def full_and_padded(cuda: FakeCuda, task: TextPretrainingTask, num_sequences: in
 
 @dataclass
 class FakeRun:
-    """The trainer of a recipe on a fake device, and batches on the fake CPU.
-
-    Attributes:
-        reached: parameters that have got a gradient in the current update.
-    """
+    """The trainer of a recipe on a fake device, batches on the fake CPU, and which parameters this update has reached."""
 
     cuda: FakeCuda
     step: FairseqStep

@@ -35,10 +35,7 @@ ON_CPU = {"CUDA_VISIBLE_DEVICES": ""}
 
 
 class ForkedCommand(python_process.ForkedCommand):
-    """``python -m module arguments`` in ``cwd`` with the variables ``env`` added, the output appended to two files.
-
-    It is killed when this process ends.
-    """
+    """``python -m module arguments`` in ``cwd``, the output appended to two files; it is killed when this process ends."""
 
     def __init__(
         self, module: str, arguments: Sequence[str], cwd: Path, *outputs: Path, env: Mapping[str, str] | None = None
@@ -95,11 +92,7 @@ def run_ranks(
     cwd: Path = ROOT,
     timeout: float = 300,
 ) -> list[subprocess.CompletedProcess[str]]:
-    """Run a command once with each environment, all at the same time, and return exit codes and output.
-
-    Raises:
-        subprocess.TimeoutExpired: After ``timeout`` seconds; the commands and their children are killed.
-    """
+    """Run a command once with each environment, all at the same time; after ``timeout`` all are killed, which is an error."""
     with tempfile.TemporaryDirectory() as folder:
         outputs = [[Path(folder) / f"{name}{rank}" for name in ("out", "err")] for rank in range(len(environments))]
         ranks = [

@@ -77,10 +77,7 @@ def write_run(
     task: dict[str, Any] | None = None,
     **settings: Any,
 ) -> Path:
-    """Write a SAVE_DIR with random values in all parameters; fine-tuned with ``classes``, a ``span_head`` or ``labels``.
-
-    ``names``: of the classes or labels.
-    """
+    """Write a SAVE_DIR with random values in all parameters; fine-tuned with ``classes``, a ``span_head`` or ``labels``."""
     tokenizer = tokenizer or small_tokenizer()
     tokenizer.save(directory / "tokenizer")
     config = MODEL_DATACLASS_REGISTRY[objective](**(OF_OBJECTIVES[objective] | SIZES | settings))

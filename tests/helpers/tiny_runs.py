@@ -27,11 +27,7 @@ def run_of(out: Path, task: str) -> Path:
 
 
 def environment(extra: dict[str, str] | None = None) -> dict[str, str]:
-    """One thread per process: tests run beside each other, and sums then have one order.
-
-    Without ``PYTHONSAFEPATH``, which the code of a command sets for the processes that it starts, and so does a test of it.
-    A process that is aborted prints its stacks.
-    """
+    """One thread per process: tests run beside each other, and sums then have one order. Aborted processes print stacks."""
     kept = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
     return {**kept, "OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1", **(extra or {})}
 

@@ -14,10 +14,7 @@ from amos_fairseq.functional.relative_position import toeplitz
 
 
 def interpreted(name: str) -> Iterator[ModuleType]:
-    """For a fixture: the module ``amos_fairseq.functional.cuda.NAME``, whose kernels Triton interprets (tests/conftest.py).
-
-    The test is skipped where the interpreter does not run.
-    """
+    """For a fixture: the module ``amos_fairseq.functional.cuda.NAME``, whose kernels Triton interprets (tests/conftest.py)."""
     if torch.cuda.is_available():
         pytest.skip("a process with a GPU compiles the kernels: tests/gpu")
     import triton

@@ -1,7 +1,4 @@
-"""Checkpoints and Hugging Face folders of strangers: refused in one line, or read as what they are.
-
-No code of a file is executed, and nothing is left of a refusal.
-"""
+"""Checkpoints and Hugging Face folders of strangers: refused in one line, or read as what they are; no code runs."""
 
 import argparse
 import json

@@ -1,7 +1,4 @@
-"""``--compile`` in real runs, by hand: what they train, and how they continue.
-
-tests/modules/test_compilation.py compiles layers with the same compiler, and trains without its code generator.
-"""
+"""``--compile`` in real runs, by hand: what they train, and how they continue."""
 
 import os
 import re

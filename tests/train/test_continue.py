@@ -86,10 +86,7 @@ def test_continuing_on_other_text_starts_a_schedule_once(other_corpus: Path, old
 
 
 def test_a_branch_decays_from_the_constant_part(binarized_corpus: Path, tmp_path: Path) -> None:
-    """Rates by hand: warm-up of 2 updates, then the peak, and the branch ends at update 8; one that was killed goes on.
-
-    The branch has the last phase from its first update on, the trunk the first phase until its update 5.
-    """
+    """Rates by hand: warm-up of 2 updates, then the peak; the branch, in the last phase, ends at update 8, also if killed."""
     constant = ["--lr-scheduler", "warmup_stable_decay", "--decay-share", "0", "--save-interval-updates", "1"]
     constant += ["--phases", "[{length: 8, share: 0.8}, {length: 32, share: 0.2}]"]
     trunk, branch = tmp_path / "trunk", tmp_path / "branch"

@@ -26,10 +26,7 @@ EXIT_CODES = {**dict.fromkeys(SIGNALS, REQUEUE), signal.SIGINT: INTERRUPTED}
 def assert_stopped(
     run: BackgroundRun, save_dir: Path, number: int, before: int = 0, exit_code: int | None = None
 ) -> int:
-    """Wait for the end of a run that got a signal, and return the update after which it stopped and saved.
-
-    ``before`` is where it began; ``exit_code`` is expected instead of that of the signal.
-    """
+    """Wait for the end of a run that began at ``before``, and return the update after which a signal stopped it."""
     assert run.exit_code() == (EXIT_CODES[number] if exit_code is None else exit_code), run.text()[-3000:]
     reason = rf"(?:{signal.Signals(number).name}|a signal to another rank)"
     updates = re.findall(rf"{reason}: stopped after update (\d+), exit code {EXIT_CODES[number]};", run.text())
