@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from amos_fairseq.checkpoint_files import check_output_file
-from amos_fairseq.cli.arguments import add_subcommand, import_fairseq
+from amos_fairseq.cli.arguments import add_subcommand, import_fairseq, refuse_given
 from amos_fairseq.errors import UserError
 
 DESCRIPTION = """\
@@ -37,12 +37,17 @@ def add_parser(subparsers: Any) -> None:
     add("--tokenizer", metavar="DIR", type=Path, help=text)
     text = "layers of the released generator with an MLM head (default: 4,6,8)"
     add("--depths", metavar="LAYERS", help=text)
-    add("--seed", type=int, default=1, help="seed for the parameters that SOURCE lacks")
 
 
 def run(arguments: argparse.Namespace) -> None:
-    out, depths = arguments.out, arguments.depths
+    out = arguments.out
     check_output_file(out)
+    if arguments.origin == HUGGING_FACE:
+        refuse_given(arguments, ["depths"], f"has no effect without --from {MICROSOFT_AMOS}")
+    else:
+        refuse_given(
+            arguments, ["generator"], f"has no effect with --from {MICROSOFT_AMOS}, whose file has its generator"
+        )
     if not arguments.source.exists():
         raise UserError(
             f"{arguments.source}: no such file or folder: give a folder of a Hugging Face model, as hf download --local-dir "
@@ -53,17 +58,10 @@ def run(arguments: argparse.Namespace) -> None:
     from amos_fairseq.hugging_face.import_released import import_release
 
     if arguments.origin == HUGGING_FACE:
-        if depths is not None:
-            raise UserError("--depths belongs to --from microsoft-amos: a Hugging Face folder has no such heads")
-        imported = import_folder(
-            arguments.source, arguments.arch, arguments.generator, arguments.tokenizer, arguments.seed
-        )
-    elif arguments.tokenizer is None or arguments.generator is not None:
-        raise UserError(
-            "--from microsoft-amos needs --tokenizer DIR, with the sp.model and dict.txt of the release, and no --generator: "
-            "the released file contains its generator"
-        )
+        imported = import_folder(arguments.source, arguments.arch, arguments.generator, arguments.tokenizer)
+    elif arguments.tokenizer is None:
+        raise UserError(f"--from {MICROSOFT_AMOS} needs --tokenizer DIR, with the sp.model and dict.txt of the release")
     else:
-        imported = import_release(arguments.source, arguments.tokenizer, arguments.arch, depths, arguments.seed)
+        imported = import_release(arguments.source, arguments.tokenizer, arguments.arch, arguments.depths)
     write(imported, out)
-    print("\n".join(report_lines(imported, out, arguments.seed)))
+    print("\n".join(report_lines(imported, out)))

@@ -174,9 +174,8 @@ def read_config(path: Path) -> tuple[str, "PretrainedConfig"]:
     model_type = content.get("model_type")
     known = [name for name in (*FAMILIES, *SAME_AS) if name != CUSTOM]
     if model_type not in known:
-        problem = f"is of a {reprlib.repr(model_type)} model, whose attention and layers this package does not compute"
-        problem = "names no model_type" if model_type is None else problem
-        raise UserError(f"{path} {problem}: models of these types are read: {', '.join(known)}")
+        problem = f"its model_type {reprlib.repr(model_type)} is none that this package computes"
+        raise UserError(f"{path}: {problem}: give a folder of {', '.join(known)}")
     family = SAME_AS.get(model_type, model_type)
     check_values(path, content)  # after the type: the values of other types have other ranges
     try:

@@ -102,7 +102,7 @@ class Folder:
 
 
 def import_folder(
-    path: Path, arch: str | None = None, generator: Path | None = None, tokenizer: Path | None = None, seed: int = 1
+    path: Path, arch: str | None = None, generator: Path | None = None, tokenizer: Path | None = None
 ) -> Imported:
     """Convert a folder, and ELECTRA's generator from a second folder, to a model of this package.
 
@@ -111,7 +111,6 @@ def import_folder(
         arch: for the default see :func:`default_arch`. Sizes come from the folder, what it lacks (generator, depths) from here.
         generator: folder of an ``ElectraForMaskedLM`` with the same embeddings; for ``electra_*`` only.
         tokenizer: folder of the tokenizer, if it is another.
-        seed: of the initial values of what the folder lacks.
     """
     name = path.absolute().name or path.resolve().name
     path, remarks = find_encoder(path)
@@ -134,7 +133,7 @@ def import_folder(
     config = configuration(arch, settings, source)
     check_sizes(path, settings, weights)
     try:
-        model = build_model(config, folder_tokenizer, seed)
+        model = build_model(config, folder_tokenizer)
     except UserError as error:
         raise UserError(f"{path / CONFIG_FILE}, with --arch {arch} for what it lacks: {error}") from error
     prefix = next(name for name, module in model.named_modules() if module is model.encoder) + "."  # "discriminator."
@@ -362,12 +361,12 @@ def configuration(arch: str, settings: dict[str, Any], source: str) -> DictConfi
     return config
 
 
-def build_model(config: DictConfig, tokenizer: Tokenizer, seed: int) -> BaseFairseqModel:
-    """Build the pretraining model of ``config`` with initial values from ``seed``; the caller's random state is unchanged."""
+def build_model(config: DictConfig, tokenizer: Tokenizer) -> BaseFairseqModel:
+    """Build the pretraining model of ``config`` with the same initial values each time."""
     # A task that masks blocks gets the whole model, with its generator.
     task = SimpleNamespace(source_dictionary=dictionary_of(tokenizer), masked_share=config.task.mask_prob)
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        torch.manual_seed(1)
         return models.build_model(config.model, task)
 
 
@@ -448,7 +447,7 @@ def checkpoint_state(imported: Imported, tokenizer_directory: Path) -> dict[str,
     }
 
 
-def report_lines(imported: Imported, out: Path, seed: int | None = None) -> list[str]:
+def report_lines(imported: Imported, out: Path) -> list[str]:
     """Return lines about what is imported, initialized or left out, and the flags that build the same model."""
     model = imported.config.model
     sizes = {name: parameter.numel() for name, parameter in imported.model.named_parameters()}
@@ -458,8 +457,7 @@ def report_lines(imported: Imported, out: Path, seed: int | None = None) -> list
     lines = [f"{imported.source}: {num_imported:,} of {total:,} parameters of {model._name} are imported"]
     if initialized:
         modules = ", ".join(sorted({name.split(".")[0] for name in initialized}))
-        of_seed = f" (--seed {seed})" if seed is not None else ""
-        lines.append(f"initialized randomly{of_seed}: {modules} ({len(initialized)} weights)")
+        lines.append(f"initialized randomly: {modules} ({len(initialized)} weights)")
     lines += imported.remarks
     if imported.unexpected_keys:
         lines.append(f"left out, no counterpart in this model: {', '.join(imported.unexpected_keys)}")

@@ -86,16 +86,13 @@ ALLOWED = (
 )
 
 
-def import_release(
-    path: Path, tokenizer: Path, arch: str | None = None, depths: str | None = None, seed: int = 1
-) -> Imported:
+def import_release(path: Path, tokenizer: Path, arch: str | None = None, depths: str | None = None) -> Imported:
     """Convert the released checkpoint and its tokenizer to an ``amos`` model; sizes come from the shapes of its weights.
 
     Args:
         tokenizer: directory with ``sp.model`` and ``dict.txt``.
         arch: an ``amos_*``; it determines what shapes do not (dropout, initial values).
         depths: layers of the generator that have an MLM head; the default is 4,6,8.
-        seed: of the initial values of what the file lacks: the generator, in a file that was stripped.
     """
     theirs = read_release(path)
     release_tokenizer = MicrosoftAmosTokenizer.from_release(tokenizer)
@@ -125,7 +122,7 @@ def import_release(
     for name in weights:
         if name.endswith("relative_position.table.weight"):
             weights[name] = shift_buckets(weights[name], config.model)
-    model = build_model(config, release_tokenizer, seed)
+    model = build_model(config, release_tokenizer)
     newly_initialized = fill(model, weights, torch.arange(num_tokens))
     remarks = [f"MLM heads at depths {depths}"] if has_generator else []
     unexpected_keys = sorted(set(theirs) - used - set(_TIED))

@@ -82,6 +82,6 @@ def untrained_checkpoint(directory: Path, data: Path, max_positions: int = 64) -
     settings |= {"generator_depths": "1,2", "linear_init_std": 0.1}
     config = configuration("amos_tiny", settings, "synthetic")
     tokenizer = load_tokenizer(data / "tokenizer")
-    model = build_model(config, tokenizer, seed=1)
+    model = build_model(config, tokenizer)
     write(Imported(config, model, tokenizer, "synthetic", [], [], []), directory / "checkpoint_last.pt")
     return directory / "checkpoint_last.pt"
