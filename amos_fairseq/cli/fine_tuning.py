@@ -10,7 +10,6 @@ from amos_fairseq.experiments import SAMPLING_EXPONENT, recipe_file
 from amos_fairseq.output.terminal import say
 from amos_fairseq.recipes import PRECISIONS
 
-SIZES = ("small", "base", "large")
 INPUTS = ("train", "dev", "data", "predict", "teachers", "own_tasks")  # arguments that name existing files and folders
 
 
@@ -50,8 +49,6 @@ def add_arguments(
     add("--from-scratch", action="store_true", help="baseline: initialize the checkpoint's architecture randomly")
     text = "own_labels, amos, amos_grid, bam, electra, electric, mlm, teams, or the path of a YAML file"
     add("--recipe", metavar="NAME", default=recipe, help=text)
-    text = "small, base or large, of a recipe with sizes (default: from the encoder's width)"
-    add("--size", choices=SIZES, metavar="SIZE", help=text)
     add("--lr", type=float, help="learning rate of every task (default: the recipe's)")
     add("--epochs", type=int, metavar="N", help="epochs of every task (default: the recipe's)")
     add("--batch-size", type=int, metavar="N", help="batch size of every task (default: the recipe's)")

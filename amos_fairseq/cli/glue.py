@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from amos_fairseq.cli import fine_tuning
-from amos_fairseq.cli.arguments import SIZE, add_subcommand, refuse_given
+from amos_fairseq.cli.arguments import add_subcommand, refuse_given
 from amos_fairseq.downstream.texts.glue.tasks import AVERAGED, parse_tasks
 
 DESCRIPTION = """\
@@ -22,18 +22,16 @@ def add_parser(subparsers: Any) -> None:
     add = parser.add_argument
     text = f"tasks, separated by commas, or ALL that are in --data of {', '.join(AVERAGED)}; WNLI is known too and never part "
     add("--tasks", metavar="LIST", default="ALL", help=text + "of the average")
-    text = "start RTE, STS-B and MRPC from the MNLI run that is best on dev, of this command or in OUT (default: from CKPT)"
-    add("--intermediate", metavar="OUT", nargs="?", const="", help=text)
+    text = "start RTE, STS-B and MRPC from the MNLI run that is best on dev, of this command or an earlier one in OUT"
+    add("--intermediate", action="store_true", help=text)
     text = "predict the test sets with each task's best run on dev and write the archive for the leaderboard"
     add("--write-test", action="store_true", help=text)
-    text = "train on N rows of a task, chosen at random, if it has more (default: all)"
-    add("--max-rows", type=SIZE, metavar="N", help=text)
     text = "YAML of your own tasks, run beside GLUE's: NAME: {train: FILE, dev: FILE, text: [COLUMN], label: COLUMN, ...}, the "
     text += "options of amos classify"
     add("--own-tasks", metavar="FILE", type=Path, help=text)
     add("--multi-task", action="store_true", help="train one model for all tasks, with a head for each")
     fine_tuning.add_sampling_exponent(parser, "of --multi-task")
-    text = "also train on predictions of other models: OUT of this command with --write-train, or a folder of TASK.tsv"
+    text = "also train on predictions of other models: OUT of this command with --write-train"
     add("--teachers", metavar="DIR", type=Path, help=text)
     text = "learn from the mean of the teachers of all seeds (default: each seed from the teacher of the same seed)"
     add("--ensemble", action="store_true", help=text)

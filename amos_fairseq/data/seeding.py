@@ -20,7 +20,6 @@ class Purpose(IntEnum):
     TRAINING_NOISE = 4
     VALIDATION_NOISE = 5
     SIMILAR_LENGTHS = 6
-    TRAINING_ROWS = 7
     ROWS_OF_A_TASK = 8
     UNLABELED = 9
 

@@ -1,17 +1,29 @@
-"""The plan of a fine-tuning command: its tasks, its runs, and what a task gives for training, scoring and the table."""
+"""A fine-tuning command: the session that all its runs share (pretrained checkpoint, recipe, seeds, devices), its tasks and
+runs, and what a task gives for training, scoring and the table."""
 
+import argparse
+import contextlib
+import dataclasses
 import functools
 import os
 import shutil
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+
+from amos_fairseq.checkpoint_files import checkpoint_file, task_state_of
+from amos_fairseq.checkpoints.read import import_source, parent_of, read_state, read_tokenizer
 from amos_fairseq.errors import UserError
-from amos_fairseq.experiments.recipes import Hyperparameters, Schedule
+from amos_fairseq.experiments import recipe_names
+from amos_fairseq.experiments.recipes import Hyperparameters, Recipe, Schedule, load_recipe, size_for_width
 from amos_fairseq.experiments.records import (
     NO_CONSTANTS,
     ConstantScores,
@@ -22,11 +34,180 @@ from amos_fairseq.experiments.records import (
     format_spread,
     summarize,
 )
-from amos_fairseq.experiments.session import Session
-from amos_fairseq.files import file_sha256
+from amos_fairseq.files import TOKENIZER_DIRECTORY, file_sha256
+from amos_fairseq.models.configuration import OF_PROCESS, EncoderConfig, check_new_top_layers, parse_layers
+from amos_fairseq.models.electric import NO_ENCODER
+from amos_fairseq.modules.heads import LINEAR_HEAD
 from amos_fairseq.output.tables import Table
+from amos_fairseq.output.terminal import ending_in_one_line, say
+from amos_fairseq.run.precision import Device, choose, gpus_support_bf16, supports_bf16
+from amos_fairseq.setting_checks import as_flags, model_settings
+from amos_fairseq.text.tokenization.tokenizer import Tokenizer
 
 IDENTITY_DIGITS = 8
+# Values that replace those of the built-in recipes, which are for BERT's encoder. ModernBERT is trained without attention
+# dropout, which attention to packed texts on a GPU does not have.
+OF_ENCODER = {"modernbert": {"attention_dropout": 0.0}}
+# Values for the head alone: the others would leave it near its random start.
+OF_HEAD = {"lr": 1e-3, "layer_wise_lr_decay": 1.0}
+# Settings of single objectives that decide which encoder of a checkpoint is fine-tuned.
+BRANCH_FIELDS = {"representation", "task_heads", "mws_loss_weight", "rtd_loss_weight"}
+OF_RECIPE = {"dropout", "attention_dropout", "pooler_dropout"}
+MODEL_FIELDS = ({field.name for field in dataclasses.fields(EncoderConfig)} | BRANCH_FIELDS) - OF_PROCESS - OF_RECIPE
+# Hyperparameters with a flag of their own; --set has all.
+FLAGS = ("lr", "epochs", "batch_size", "min_updates", "layers", "new_top_layers", "pooling", "freeze_encoder", "views")
+
+
+@dataclass(frozen=True)
+class PretrainedCheckpoint:
+    """The checkpoint that fine-tuning starts from, without its weights."""
+
+    file: Path
+    sha256: str
+    arch: str
+    model: dict[str, Any]  # settings of the encoder, without those that the recipe provides
+    task_state: dict[str, Any]  # the stored hashes of tokenizer and dictionary
+    num_updates: int
+    from_scratch: bool = False  # runs start from random weights, with nothing but the architecture
+    source: str = ""  # where imported weights come from, and how they were trained further; empty if none were imported
+
+    @property
+    def max_positions(self) -> int:
+        return int(self.model["max_positions"])
+
+    def model_flags(self) -> list[str]:
+        """Return ``--arch`` and every setting of the encoder as flags, so that the model gets the checkpoint's shapes."""
+        return ["--arch", self.arch, *as_flags(self.model)]
+
+    def check_tokenizer(self, directory: Path) -> None:
+        """Refuse a ``directory`` without the tokenizer that the checkpoint was trained with."""
+        try:
+            read_tokenizer(self.file, directory, self.task_state)
+        except UserError as error:
+            raise UserError(f"the data do not fit the checkpoint: {error}, and prepare them with it") from error
+
+
+def read_pretrained_checkpoint(checkpoint: str | Path, from_scratch: bool = False) -> PretrainedCheckpoint:
+    """Read the header and the sha256 of a checkpoint, or of the ``checkpoint_last.pt`` of a SAVE_DIR, without its weights."""
+    file = checkpoint_file(Path(checkpoint)).resolve()
+    header = read_state(file)
+    settings = OmegaConf.to_container(model_settings(file, header["cfg"]["model"]), enum_to_str=True)
+    if settings.get("electric_variant") == "two_tower":
+        raise UserError(f"{file}: {NO_ENCODER}")
+    model = {name: settings[name] for name in sorted(MODEL_FIELDS & settings.keys())}
+    # The recipe of this fine-tuning says what the head is, not that of an earlier one.
+    if model.get("pooler_activation_fn") == LINEAR_HEAD:
+        del model["pooler_activation_fn"]
+    try:
+        num_kept, _ = parse_layers(str(settings["layers"]), number_of_layers(model))
+    except ValueError as error:
+        raise UserError(f"{file}: {error}") from error
+    if num_kept != number_of_layers(model):
+        # It was fine-tuned without its upper layers, of which TEAMS may have one more than its setting.
+        model = {name: value for name, value in model.items() if name != "task_heads"} | {"encoder_layers": num_kept}
+    num_updates = int(header["optimizer_history"][-1]["num_updates"])
+    state = task_state_of(str(file), header)
+    source, parent = import_source(header["cfg"]["task"]), parent_of(header["cfg"])
+    with contextlib.suppress(UserError):  # the run before may be gone, or replaced
+        first = import_source(read_state(Path(parent))["cfg"]["task"]) if os.path.isfile(parent) else ""
+        if first and not source:
+            source = f"{first}, then {num_updates:,} updates ({settings['_name']})"
+    sha256, arch = file_sha256(file), settings["_name"]
+    return PretrainedCheckpoint(file, sha256, arch, model, state, num_updates, from_scratch, source)
+
+
+def number_of_layers(model: Mapping[str, Any]) -> int:
+    """Return the number of layers of an encoder; TEAMS with ``--task-heads extra_layer`` has one more than its setting."""
+    return int(model["encoder_layers"]) + (model.get("task_heads") == "extra_layer")
+
+
+@dataclass(frozen=True)
+class Session:
+    """The checked arguments of the command. Each of the ``devices``, "cpu" or "cuda:N", executes one run at a time."""
+
+    checkpoint: PretrainedCheckpoint
+    recipe: Recipe
+    overrides: dict[str, Any]
+    seeds: tuple[int, ...]
+    out: Path
+    devices: tuple[str, ...]
+    precision: str
+    keep_checkpoints: bool
+
+    @property
+    def origin(self) -> dict[str, Any]:
+        """What determines the results of all runs, besides task, seed and hyperparameters."""
+        return {
+            "checkpoint_sha256": self.checkpoint.sha256,
+            "from_scratch": self.checkpoint.from_scratch,
+            "precision": self.precision,
+        }
+
+    @property
+    def row_name(self) -> str:
+        start = self.checkpoint
+        if start.source and not start.from_scratch:
+            return start.source
+        weights = "random weights" if start.from_scratch else f"{start.num_updates:,} updates"
+        return f"{start.arch} ({weights})"
+
+    @contextlib.contextmanager
+    def preparing(self) -> Iterator[Tokenizer]:
+        """Yield the checkpoint's tokenizer to prepare data inside of OUT with; Ctrl-C and disk errors end in one line."""
+        start = self.checkpoint
+        with ending_in_one_line("finished data and runs are kept"):
+            yield read_tokenizer(start.file, start.file.parent / TOKENIZER_DIRECTORY, start.task_state)
+
+
+def session_from(args: argparse.Namespace) -> Session:
+    """Read what the arguments of a command name: the checkpoint's header and the recipe. Nothing is written."""
+    devices = find_devices(args.cpu, args.parallel)
+    precision = choose_precision(args.precision, devices)
+    if args.precision == "auto":
+        say(f"precision {precision}", args.subcommand)
+    start = read_pretrained_checkpoint(args.checkpoint, args.from_scratch)
+    overrides = {name: value for name in FLAGS if (value := getattr(args, name, None)) is not None}
+    try:
+        overrides |= OmegaConf.to_container(OmegaConf.from_dotlist(args.overrides))
+    except (OmegaConfBaseException, YAMLError) as error:
+        raise UserError(f"--set {' '.join(args.overrides)}: give NAME=VALUE, such as weight_decay=0.01") from error
+    recipe, overrides = recipe_for(start, args.recipe, overrides)
+    seeds, out = tuple(range(1, args.seeds + 1)), Path(args.out).resolve()
+    return Session(start, recipe, overrides, seeds, out, devices, precision, args.keep_checkpoints)
+
+
+def recipe_for(start: PretrainedCheckpoint, name: str, overrides: dict[str, Any]) -> tuple[Recipe, dict[str, Any]]:
+    """Return a recipe for an encoder, and the values that replace those of the recipe: ``overrides`` and what the encoder, or a
+    head alone, needs."""
+    if name in recipe_names():  # a user's own recipe may be meant for this encoder
+        of_head = OF_HEAD if overrides.get("freeze_encoder") else {}
+        overrides = OF_ENCODER.get(str(start.model["encoder"]), {}) | of_head | overrides
+    width = int(start.model["encoder_embed_dim"])
+    recipe = load_recipe(name, size_for_width(width), overrides, width)
+    try:
+        for trial in {trial for trials in recipe.trials.values() for trial in trials}:
+            kept, _ = parse_layers(trial.layers, number_of_layers(start.model))
+            check_new_top_layers(trial.new_top_layers, kept, trial.freeze_encoder)
+    except ValueError as error:
+        raise UserError(str(error)) from error
+    return recipe, overrides
+
+
+def choose_precision(asked: str, devices: Sequence[str]) -> str:
+    """Return the precision of all runs: "float32", "bf16" or "fp16". The GPUs are asked only where the answer matters: it takes
+    seconds."""
+    on_gpu, supported = devices[0] != "cpu", True
+    if asked in ("auto", "bf16"):
+        supported = gpus_support_bf16() if on_gpu else supports_bf16(on_gpu=False)
+    device = Device(on_gpu, supported, "the GPUs have no fast bfloat16 products")  # a CPU trains in bf16 without them
+    return choose(asked, f"--precision {asked}", device, None)[0]
+
+
+def find_devices(cpu: bool, parallel: int = 1) -> tuple[str, ...]:
+    """Return the GPUs, for one run each; without GPUs or with ``cpu``, the CPU for ``parallel`` runs at a time."""
+    if cpu or not torch.cuda.is_available():
+        return ("cpu",) * parallel
+    return tuple(f"cuda:{index}" for index in range(torch.cuda.device_count()))
 
 
 class Stopped(Exception):

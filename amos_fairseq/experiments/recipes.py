@@ -10,7 +10,8 @@
     extends: electra                                   # a built-in recipe; provides the sections that this file lacks
 
 A number may be a fraction (1/16), or divided by the width of the encoder or its power of 1.5 (0.04/width, 1.06/width^1.5).
-Later layers override earlier ones: defaults, the size's defaults, the task, the size's task. A value given for the task
+Later layers override earlier ones: defaults, the size's defaults, the task, the size's task. A recipe that extends one with
+sizes, and sets values that these have, gives sizes of its own, such as ``sizes: {}``. A value given for the task
 replaces the grid's values of that name. Each combination of hyperparameters is called a trial.
 """
 
@@ -223,23 +224,7 @@ def _read_sections(path: Path, name: str, width: int) -> dict[str, Any]:
         known = ", ".join(recipe_names())
         raise UserError(f"{path}: extends must name a built-in recipe, one of {known}, not {base}")
     inherited = _read_sections(RECIPES / f"{base}.yaml", base, width)
-    if "sizes" not in content:
-        _check_sizes_of_base(path, base, inherited["sizes"], own)
     return inherited | {section: own[section] for section in content}
-
-
-def _check_sizes_of_base(path: Path, base: str, sizes: dict[str, Any], own: dict[str, Any]) -> None:
-    """Refuse values of a recipe that those for a size in its base would replace."""
-    tasks = {} if own["tasks"] == MISSING else own["tasks"]
-    for size, section in sizes.items():
-        hidden = sorted(section["defaults"].keys() & (own["defaults"].keys() | own["grid"].keys()))
-        for task, values in section["tasks"].items():
-            hidden += [f"{name} of {task}" for name in sorted(values.keys() & tasks.get(task, {}).keys())]
-        if hidden:
-            raise UserError(
-                f"{path}: it sets {hidden[0]}, but the sizes of {base} set it too, here for {size} models, and would win: "
-                "give sizes as well, such as 'sizes: {}'"
-            )
 
 
 def _trials(layers: list[dict[str, Any]], where: str) -> tuple[Hyperparameters, ...]:

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from amos_fairseq.errors import INTERRUPTED, UserError
-from amos_fairseq.experiments.benchmark import Benchmark, Stopped, counted
+from amos_fairseq.experiments.benchmark import Benchmark, Session, Stopped, counted
 from amos_fairseq.experiments.records import (
     NO_CONSTANTS,
     ConstantScores,
@@ -19,7 +19,6 @@ from amos_fairseq.experiments.records import (
     write_record,
 )
 from amos_fairseq.experiments.runner import Failure, Runner
-from amos_fairseq.experiments.session import Session
 from amos_fairseq.output.tables import Table
 
 

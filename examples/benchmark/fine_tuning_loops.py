@@ -21,8 +21,8 @@ from amos_fairseq.data.corpus import Vocabulary
 from amos_fairseq.downstream.labeled_task import LabeledSequences
 from amos_fairseq.downstream.texts.task import TextClassificationTask
 from amos_fairseq.errors import UserError
+from amos_fairseq.experiments.benchmark import MODEL_FIELDS
 from amos_fairseq.experiments.recipes import Hyperparameters
-from amos_fairseq.experiments.session import MODEL_FIELDS
 from amos_fairseq.flops import synthetic_dictionary
 from amos_fairseq.models.configuration import PaddedVocabulary
 from amos_fairseq.setting_checks import as_flags

@@ -11,10 +11,9 @@ from runs import FineTuning, Pretraining, Runner, measure_seconds_per_update
 
 from amos_fairseq.downstream.texts.command import read_text_data
 from amos_fairseq.errors import UserError, explain_os_errors
-from amos_fairseq.experiments.benchmark import RunFailed
+from amos_fairseq.experiments.benchmark import RunFailed, find_devices
 from amos_fairseq.experiments.records import read_record, write_record
 from amos_fairseq.experiments.runner import LOG_FILE
-from amos_fairseq.experiments.session import find_devices
 from amos_fairseq.files import directory_sha256, file_sha256
 
 NAME = "comparison"

@@ -14,7 +14,7 @@ from comparison import NAME, Comparison
 from comparison_results import compare_findings, entry_results, ordering
 from runs import num_threads
 
-from amos_fairseq.downstream.texts.glue.table import task_heading
+from amos_fairseq.downstream.texts.glue.command import task_heading
 from amos_fairseq.downstream.texts.glue.tasks import TASKS
 from amos_fairseq.experiments.recipes import load_recipe
 from amos_fairseq.experiments.records import write_record

@@ -9,7 +9,7 @@ from typing import Any
 from budgets import SHARES, share_name, update_at
 from runs import FineTuning, Pretraining
 
-from amos_fairseq.downstream.texts.glue.table import average
+from amos_fairseq.downstream.texts.glue.command import average
 from amos_fairseq.downstream.texts.glue.tasks import AVERAGED
 from amos_fairseq.experiments.records import RunResult, TaskSummary, spread_of, summarize
 

@@ -232,15 +232,6 @@ def test_errors_of_a_recipe(tmp_path):
             f"tasks: {{CoLA: {{{COMPLETE}}}}}\nsizes: {{small: {{lr: 1e-4}}}}",
             r"recipe\.sizes\.small\.lr: Key 'lr' not in 'SizeSection'",
         ),
-        (f"extends: electra\ndefaults: {{{COMPLETE}}}", "sets lr, but the sizes of electra set it too"),
-        (
-            "extends: electra\ngrid: {lr: [1e-5, 2e-5]}",
-            "sets lr, but the sizes of electra set it too, here for small models",
-        ),
-        (
-            "extends: teams\ntasks: {SQuAD: {lr: 1e-3, epochs: 9}}",
-            "sets epochs of SQuAD, but the sizes of teams set it too",
-        ),
         (f"tasks: {{CoLA: {{{COMPLETE}}}}}\ngrid: {{dropout: 0.1}}", r"recipe\.grid\.dropout: Value 0\.1"),
         (f"settings: {{CoLA: {{{COMPLETE}}}}}", r"recipe\.settings: Key 'settings' not in 'RecipeFile'"),
         (f"defaults: {{{COMPLETE}}}", "needs the section tasks"),

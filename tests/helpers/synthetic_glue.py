@@ -14,7 +14,7 @@ from saved_models import change_checkpoint, small_tokenizer, write_run
 
 from amos_fairseq.downstream.texts.glue.tasks import AVERAGED, TASKS
 from amos_fairseq.downstream.texts.prepare import write_task
-from amos_fairseq.experiments.session import Session, session_from
+from amos_fairseq.experiments.benchmark import Session, session_from
 from amos_fairseq.inputs.rows import LabeledRows, LabelSpace
 from amos_fairseq.text.tokenization import load_tokenizer
 from amos_fairseq.text.vocabulary import learn_tokenizer
@@ -183,7 +183,7 @@ def write_pretrained_checkpoint(directory: Path) -> Path:
 
 def session(start: Path, out: Path, name: str = "glue", **options: Any) -> Session:
     """The session of a command for the benchmark ``name``: recipe ``amos`` on the CPU, two seeds, other ``options`` by name."""
-    defaults = {"recipe": "amos", "size": None, "seeds": 2, "from_scratch": False, "cpu": True, "parallel": 1}
+    defaults = {"recipe": "amos", "seeds": 2, "from_scratch": False, "cpu": True, "parallel": 1}
     defaults |= {"precision": "float32", "keep_checkpoints": False, "subcommand": name, "overrides": []}
     return session_from(Namespace(checkpoint=str(start), out=str(out), **(defaults | options)))
 

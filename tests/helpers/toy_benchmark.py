@@ -3,9 +3,8 @@
 import dataclasses
 from pathlib import Path
 
-from amos_fairseq.experiments.benchmark import Benchmark, BenchmarkTask
+from amos_fairseq.experiments.benchmark import Benchmark, BenchmarkTask, PretrainedCheckpoint, Session
 from amos_fairseq.experiments.recipes import Hyperparameters, Recipe
-from amos_fairseq.experiments.session import PretrainedCheckpoint, Session
 
 HYPERPARAMETERS = Hyperparameters(lr=1e-3, epochs=2, batch_size=16, warmup=0.1)
 START = PretrainedCheckpoint(Path("start.pt"), "c" * 64, "amos", {"max_positions": 80, "encoder_embed_dim": 16}, {}, 7)

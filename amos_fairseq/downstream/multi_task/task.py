@@ -23,6 +23,7 @@ from amos_fairseq.downstream.texts.scores import average_score
 from amos_fairseq.downstream.texts.task import (
     TextClassificationConfig,
     TextClassificationTask,
+    outputs_shape,
     read_teacher,
     scores_of,
     sum_to_score,
@@ -149,10 +150,7 @@ class MultiTask(TextClassificationTask):
 
     def _read_teachers(self, split: str) -> dict[str, np.ndarray]:
         """Divide the array of predictions, [rows, outputs] of one task after the other in one dimension."""
-        shapes = {
-            name: (self.number_of_rows(task.directory, split, task.record), task.record["num_classes"])
-            for name, task in self.text_tasks.items()
-        }
+        shapes = {name: outputs_shape(task.directory, split, task.record) for name, task in self.text_tasks.items()}
         sizes = [rows * outputs for rows, outputs in shapes.values()]
         arrays = np.split(read_teacher(Path(self.cfg.teacher), (sum(sizes),)), np.cumsum(sizes)[:-1])
         return {name: array.reshape(shape) for (name, shape), array in zip(shapes.items(), arrays, strict=True)}

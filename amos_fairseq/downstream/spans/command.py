@@ -26,10 +26,9 @@ from amos_fairseq.downstream.spans.dataset import (
 from amos_fairseq.downstream.spans.prepare import prepare_squad_inside
 from amos_fairseq.downstream.spans.task import SpanCandidates
 from amos_fairseq.errors import UserError
-from amos_fairseq.experiments.benchmark import Benchmark, BenchmarkTask, TaskRun
+from amos_fairseq.experiments.benchmark import Benchmark, BenchmarkTask, Session, TaskRun, session_from
 from amos_fairseq.experiments.recipes import different
 from amos_fairseq.experiments.records import ConstantScores, RunResult, Summaries, content_sha256
-from amos_fairseq.experiments.session import Session, session_from
 from amos_fairseq.experiments.table import run_and_print
 from amos_fairseq.files import write_text
 from amos_fairseq.inputs.question_files import MANIFEST, OF_CHARACTERS, evaluate, fitting_units, task_name

@@ -11,13 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torch import Tensor
 
 from amos_fairseq.checkpoints.read import LoadedCheckpoint, load_checkpoint
 from amos_fairseq.downstream.texts.dataset import (
     ShortenedTexts,
-    check_texts,
-    chosen_rows,
     open_texts,
     read_targets,
     read_task_record,
@@ -25,10 +22,17 @@ from amos_fairseq.downstream.texts.dataset import (
 from amos_fairseq.downstream.texts.labeling import label_table, predict_logits, spell_predictions
 from amos_fairseq.downstream.texts.prepare import NAME, prepare_inside
 from amos_fairseq.downstream.texts.scores import SCORES, predictions_of, text_scores
-from amos_fairseq.experiments.benchmark import Benchmark, BenchmarkTask, TaskRun, usable_folder
+from amos_fairseq.experiments.benchmark import (
+    Benchmark,
+    BenchmarkTask,
+    Session,
+    TaskRun,
+    find_devices,
+    session_from,
+    usable_folder,
+)
 from amos_fairseq.experiments.recipes import Hyperparameters, different
 from amos_fairseq.experiments.records import ConstantScores, RunResult, Summaries, content_sha256
-from amos_fairseq.experiments.session import Session, find_devices, session_from
 from amos_fairseq.experiments.table import export_notice, run_and_print
 from amos_fairseq.files import csv_lines, write_text
 from amos_fairseq.text.prepared_data import PREPARE_AGAIN
@@ -45,7 +49,6 @@ class TextData:
 
     directory: Path
     record: dict[str, Any]  # content of ``task.json``
-    max_rows: int | None = None  # to train on; None for all
 
     @property
     def name(self) -> str:
@@ -73,8 +76,7 @@ class TextData:
 
     @property
     def num_train(self) -> int:
-        rows = self.record["splits"]["train"]["rows"]
-        return rows if self.max_rows is None else min(rows, self.max_rows)
+        return self.record["splits"]["train"]["rows"]
 
     def as_task(self, max_positions: int, trials: tuple[Hyperparameters, ...]) -> BenchmarkTask:
         """Return the task for a model of ``max_positions`` and the recipe's trials."""
@@ -93,10 +95,9 @@ class TextData:
 
     def rows_identity(self) -> dict[str, Any]:
         """Return what identifies the training rows for any tokenizer: source, number, choice and labels."""
-        facts = self.record["splits"]["train"]
-        chosen = {"source_sha256": facts.get("sha256"), "rows": self.num_train, "of_rows": facts["rows"]}
-        chosen["settings"] = self.record["settings"]
-        return {"task": self.name, "kind": self.kind, "labels": self.label_names} | chosen
+        rows = {"source_sha256": self.record["splits"]["train"].get("sha256"), "rows": self.num_train}
+        rows["settings"] = self.record["settings"]
+        return {"task": self.name, "kind": self.kind, "labels": self.label_names} | rows
 
     def notes(self) -> Iterator[str]:
         name = self.name
@@ -122,11 +123,6 @@ class TextData:
         ``max_positions`` tokens; ``separator``: value of ``--separator-token``."""
         return open_texts(self.directory, split, max_positions, separator)
 
-    def train_inputs(self, max_positions: int, separator: int | None) -> list[Tensor]:
-        """Return the inputs of the rows to train on; see :meth:`inputs`."""
-        rows = self.inputs("train", max_positions, separator)
-        return [rows[index] for index in chosen_rows(len(rows), self.max_rows)]
-
     def labels(self, split: str) -> np.ndarray:
         """Return class indices [N] int64, or the values of a regression [N] float64."""
         return read_targets(self.directory, split, self.record)
@@ -135,7 +131,6 @@ class TextData:
         """Return the scores of a constant: the most frequent class, the labels that more than half of the training rows have,
         or the mean of their numbers."""
         train, kind = self.labels("train"), self.kind
-        train = train[chosen_rows(len(train), self.max_rows)]
         if kind == "classes":
             constant = np.bincount(train).argmax()
         else:
@@ -157,26 +152,27 @@ class TextData:
             return read_text(file, PREPARE_AGAIN).split("\n")[:-1]  # an id can contain other characters that end a line
         return [str(i) for i in range(self.record["splits"][split]["rows"])]
 
+    def logits(
+        self, loaded: LoadedCheckpoint, split: str, max_positions: int, device: str, stop: threading.Event
+    ) -> np.ndarray:
+        """Return the outputs of a fine-tuned checkpoint for a split, as :func:`predict_logits` does."""
+        rows = self.inputs(split, max_positions, loaded.separator)
+        head = self.record.get("head", self.name)  # of a test set without a task of its own
+        return predict_logits(loaded, [rows[index] for index in range(len(rows))], device, stop, head)
+
     def predict(
         self, loaded: LoadedCheckpoint, split: str, max_positions: int, device: str, stop: threading.Event
     ) -> np.ndarray:
         """Return what a fine-tuned checkpoint predicts for a split, as :func:`predictions_of` does."""
-        rows = self.inputs(split, max_positions, loaded.separator)
-        head = self.record.get("head", self.name)  # of a test set without a task of its own
-        logits = predict_logits(loaded, [rows[index] for index in range(len(rows))], device, stop, head)
-        return predictions_of(self.kind, logits)
+        return predictions_of(self.kind, self.logits(loaded, split, max_positions, device, stop))
 
     def spell(self, values: np.ndarray) -> list[str]:
         """Return predictions or labels as cells of a table."""
         return spell_predictions(self.kind, self.label_names, values)
 
 
-def read_text_data(directory: Path, max_rows: int | None = None) -> TextData:
-    """Read the record of a task and check its files."""
-    record = read_task_record(directory)
-    for split in record["splits"]:
-        check_texts(directory, split)
-    return TextData(directory, record, max_rows)
+def read_text_data(directory: Path) -> TextData:
+    return TextData(directory, read_task_record(directory))
 
 
 @dataclass

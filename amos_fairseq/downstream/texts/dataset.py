@@ -23,7 +23,6 @@ from torch import Tensor
 
 from amos_fairseq.checkpoint_files import HeadOutputs
 from amos_fairseq.data.corpus import check_prepared, open_lines, require_split
-from amos_fairseq.data.seeding import Purpose, keyed_generator
 from amos_fairseq.downstream.labeled_task import LabeledSequences
 from amos_fairseq.errors import UserError
 from amos_fairseq.inputs.rows import TASK_FILE
@@ -100,13 +99,9 @@ class ShortenedTexts(BaseWrapperDataset):
         self.max_tokens = max_tokens
 
     @property
-    def is_cut(self) -> np.ndarray:
-        """Whether each row is longer than ``max_tokens``: [N] bool."""
-        return self.dataset.sizes > self.max_tokens
-
-    @property
     def num_cut(self) -> int:
-        return int(np.count_nonzero(self.is_cut))
+        """The number of rows that are longer than ``max_tokens``."""
+        return int(np.count_nonzero(self.dataset.sizes > self.max_tokens))
 
     @property
     def sizes(self) -> np.ndarray:
@@ -123,23 +118,12 @@ class ShortenedTexts(BaseWrapperDataset):
         return torch.cat(shortened)
 
 
-def chosen_rows(num_rows: int, most: int | None) -> np.ndarray:
-    """Return the rows that ``--max-rows`` keeps: [N] int64, ascending; all of them for None.
-
-    They depend on the two numbers alone, so that models with other seeds and tokenizers train on the same rows.
-    """
-    if most is None or num_rows <= most:
-        return np.arange(num_rows)
-    return np.sort(keyed_generator(Purpose.TRAINING_ROWS, 0, 0, 0).permutation(num_rows)[:most])
-
-
 class LabeledTexts(LabeledSequences):
     """The rows of a split with their labels, cut to ``max_tokens``.
 
     Args:
         record: content of ``task.json``.
         separator: value of ``--separator-token``.
-        max_rows: largest number of rows to keep, see :func:`chosen_rows`; None for all.
         teacher: predictions of another model for these rows, [N, outputs]: probabilities of the classes or labels, or a
             number in the unit of the label.
     """
@@ -153,21 +137,18 @@ class LabeledTexts(LabeledSequences):
         separator: int | None = None,
         seed: int = 0,
         training: bool = False,
-        max_rows: int | None = None,
         teacher: np.ndarray | None = None,
     ) -> None:
         super().__init__(directory, split, seed, training)
         check_texts(directory, split)
         self._rows = open_texts(directory, split, max_tokens, separator)
-        targets = read_targets(directory, split, record)
-        self._chosen = chosen_rows(len(targets), max_rows)
-        self.sizes, self.targets = self._rows.sizes[self._chosen], targets[self._chosen]
-        self.num_cut = int(np.count_nonzero(self._rows.is_cut[self._chosen]))
+        self.sizes, self.targets = self._rows.sizes, read_targets(directory, split, record)
+        self.num_cut = self._rows.num_cut
         self._teacher = None if teacher is None else torch.from_numpy(teacher)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         index = int(index)
-        return {"id": index, "tokens": self._rows[self._chosen[index]]}
+        return {"id": index, "tokens": self._rows[index]}
 
     def add_labels(self, batch: dict[str, Any], samples: Sequence[dict[str, Any]]) -> None:
         """Add :meth:`labels_of` the rows, and ``num_rows``, a Python int."""

@@ -30,7 +30,6 @@ from amos_fairseq.downstream.model import TEXT_HEAD, TextModel
 from amos_fairseq.downstream.texts.dataset import (
     UNKNOWN_CLASS,
     LabeledTexts,
-    chosen_rows,
     head_outputs,
     read_targets,
     read_task_record,
@@ -53,9 +52,6 @@ class TextClassificationConfig(LabeledTaskConfig):
     )
     separator_token: Optional[int] = setting(  # noqa: UP045
         None, "2 for a second </s> between the texts of a pair (default: one </s>)"
-    )
-    max_rows: Optional[int] = setting(  # noqa: UP045
-        None, "train on at most this many rows of a task, chosen at random (default: all)", "1 or more"
     )
     teacher: Optional[str] = setting(  # noqa: UP045
         None, "predictions of a teacher to learn from, too: .npy, float32, [rows, outputs] in one dimension"
@@ -98,12 +94,9 @@ class TextClassificationTask(LabeledTask):
     def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **kwargs: Any) -> None:
         directory, training, teacher = Path(self.cfg.data), split == self.cfg.train_subset, None
         if training and self.cfg.teacher is not None:
-            shape = self.number_of_rows(directory, split, self.record), self.record["num_classes"]
+            shape = outputs_shape(directory, split, self.record)
             teacher = read_teacher(Path(self.cfg.teacher), (shape[0] * shape[1],)).reshape(shape)
         self.datasets[split] = self.rows_of(directory, split, self.record, training, teacher)
-
-    def number_of_rows(self, directory: Path, split: str, record: dict[str, Any]) -> int:
-        return len(chosen_rows(len(read_targets(directory, split, record)), self.cfg.max_rows))
 
     def rows_of(
         self, directory: Path, split: str, record: dict[str, Any], training: bool, teacher: np.ndarray | None
@@ -117,7 +110,6 @@ class TextClassificationTask(LabeledTask):
             self.cfg.separator_token,
             seed=self.cfg.seed,
             training=training,
-            max_rows=self.cfg.max_rows if training else None,
             teacher=teacher,
         )
         cut = f"; {rows.num_cut:,} of more than {self.cfg.tokens_per_text} tokens are cut" if rows.num_cut else ""
@@ -157,6 +149,11 @@ def gold_weight_of(text: str) -> float:
         return finite_number(float(text), 0, 1)
     except ValueError as error:
         raise UserError(f"--gold-weight {text}: give {ANNEALED}, or a number from 0 to 1") from error
+
+
+def outputs_shape(directory: Path, split: str, record: dict[str, Any]) -> tuple[int, int]:
+    """Return the numbers of rows and outputs of a task."""
+    return len(read_targets(directory, split, record)), record["num_classes"]
 
 
 def read_teacher(path: Path, shape: tuple[int]) -> np.ndarray:

@@ -17,18 +17,11 @@ from amos_fairseq.downstream.texts.task import ANNEALED, gold_weight_of
 from amos_fairseq.errors import UserError
 from amos_fairseq.experiments.records import content_sha256, read_summary
 from amos_fairseq.files import file_sha256, json_text, write_text
-from amos_fairseq.inputs.tables import TableFile
-from amos_fairseq.untrusted import finite_number, read_json
+from amos_fairseq.untrusted import read_json
 
 INDEX, NUMBER = "index", "score"  # columns
 FOLDER = "train"  # in the directory of a run
 MULTI = "multi"  # the name of the run of all tasks
-ROUNDING = 1e-3  # tolerance for a probability: files have three decimals or more
-
-
-def columns_of(data: TextData) -> list[str]:
-    """Return the columns beside the index: the labels, or one for a number."""
-    return data.label_names or [NUMBER]
 
 
 def write_train_predictions(directory: Path, data: TextData, logits: np.ndarray) -> None:
@@ -38,44 +31,19 @@ def write_train_predictions(directory: Path, data: TextData, logits: np.ndarray)
     lines = ("\t".join([str(index), *(f"{value:.7g}" for value in row)]) for index, row in enumerate(values))
     directory.mkdir(exist_ok=True)
     file = directory / f"{data.name}.tsv"
-    write_text(file, "\n".join(["\t".join([INDEX, *columns_of(data)]), *lines, ""]))
+    write_text(file, "\n".join(["\t".join([INDEX, *(data.label_names or [NUMBER])]), *lines, ""]))
     write_text(file.with_suffix(".json"), json_text(data.rows_identity()))
 
 
 def read_predictions(file: Path, data: TextData) -> tuple[np.ndarray, str]:
     """Return the predictions of another model for the training rows of ``data``, [rows, outputs] float32, and the sha256 of
     the file."""
-    # Other programs need not write this record.
-    record = read_json(file.with_suffix(".json"), "write it again with --write-train", optional=True)
-    if record not in (None, data.rows_identity()):
-        raise UserError(f"{file} is for other rows: give the same files and --max-rows, or write it with --write-train")
-    names, table = columns_of(data), TableFile(file)
-    values: list[list[float]] = []
-    try:
-        for _, row in table.rows():
-            values.append([finite_number(float(row[name])) for name in names])
-            if int(row[INDEX]) != len(values) - 1:
-                raise ValueError(f"the index {row[INDEX]} is not the next one")
-        if len(values) != data.num_train:
-            raise ValueError(f"{len(values):,} rows for a training set of {data.num_train:,}")
-        array = np.array(values)
-        if data.kind != "number":
-            array = checked_probabilities(data.kind, array)
-    except (ValueError, KeyError) as error:
-        expected = f"a row for each training row, with the columns {INDEX} (from 0 on), {', '.join(names)}"
-        raise UserError(f"{file}, row {len(values)}: {error}: give {expected}") from error
-    return array.astype(np.float32), file_sha256(file)
-
-
-def checked_probabilities(kind: str, values: np.ndarray) -> np.ndarray:
-    """Return probabilities [rows, labels], those of classes with the sum 1."""
-    sums = values.sum(axis=1)
-    is_wrong = (values < 0).any(axis=1) | (values > 1 + ROUNDING).any(axis=1)
-    if kind == "classes":
-        is_wrong |= np.abs(sums - 1) > ROUNDING * values.shape[1]
-    if is_wrong.any():
-        raise ValueError(f"row {is_wrong.argmax()} has no probabilities{' whose sum is 1' * (kind == 'classes')}")
-    return values / sums[:, None] if kind == "classes" else values.clip(max=1)
+    if read_json(file.with_suffix(".json"), "write it again with --write-train") != data.rows_identity():
+        raise UserError(f"{file} is for other rows: give the same files, or write it with --write-train")
+    values = np.loadtxt(file, delimiter="\t", skiprows=1, ndmin=2)[:, 1:]
+    if data.kind == "classes":  # seven digits are written
+        values = values / values.sum(axis=1)[:, None]
+    return values.astype(np.float32), file_sha256(file)
 
 
 @dataclass
@@ -83,13 +51,13 @@ class Teachers:
     """The predictions that train beside the labels; :func:`read_teachers` finds them.
 
     Attributes:
-        files: the predictions of each task by seed; None for those of all seeds.
+        files: the predictions of each task by seed.
         gold_weight: value of ``--gold-weight`` of ``fairseq-train``.
         ensemble: take the mean of all seeds; else each seed learns from the same seed.
     """
 
     folder: Path
-    files: dict[str, dict[int | None, Path]]
+    files: dict[str, dict[int, Path]]
     gold_weight: str
     ensemble: bool
     _read: dict[Path, tuple[np.ndarray, str]] = field(default_factory=dict)  # each file is read once
@@ -97,7 +65,7 @@ class Teachers:
     def _predictions_for(self, data: TextData, seed: int) -> list[tuple[np.ndarray, str]]:
         """Return what :func:`read_predictions` returns of each file that a run learns from."""
         by_seed = self.files.get(data.name, {})
-        files = list(by_seed.values()) if self.ensemble else [by_seed.get(seed, by_seed.get(None))]
+        files = list(by_seed.values()) if self.ensemble else [by_seed.get(seed)]
         if not by_seed or None in files:
             which = f"{data.name}{'' if self.ensemble else f' of seed {seed}'}"
             known = ", ".join(f"{task} (seeds {', '.join(map(str, seeds))})" for task, seeds in self.files.items())
@@ -120,21 +88,17 @@ class Teachers:
     def note(self) -> str:
         weight = "from 0 to 1 over the updates" if self.gold_weight == ANNEALED else self.gold_weight
         which = "the mean of all seeds" if self.ensemble else "each seed by the same seed"
-        if all(None in of_seeds for of_seeds in self.files.values()):
-            which = "one for all seeds"
         return f"taught by {self.folder.name}, {which}; weight of the labels: {weight}"
 
 
 def read_teachers(folder: Path, gold_weight: str | None, ensemble: bool = False) -> Teachers:
-    """Find the teachers in ``--out`` of ``amos glue --write-train``, or in a folder of ``TASK.tsv``."""
+    """Find the teachers in ``--out`` of ``amos glue --write-train``."""
     weight = ANNEALED if gold_weight in (None, ANNEALED) else str(gold_weight_of(gold_weight))
     summary, files = read_summary(folder, "glue", "amos glue"), {}
     for run in summary.runs if summary else ():
         file = folder / run.directory / FOLDER / f"{run.task}.tsv"
         if run.trial == summary.tasks[run.task].trial and file.is_file():
             files.setdefault(run.task, {})[run.seed] = file
-    for file in sorted(folder.glob("*.tsv")):
-        files.setdefault(file.stem, {None: file})
     if not files:
         raise UserError(f"--teachers {folder} holds no predictions of training rows: make them with --write-train")
     return Teachers(folder.resolve(), files, weight, ensemble)

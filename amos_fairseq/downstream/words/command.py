@@ -36,7 +36,15 @@ from amos_fairseq.downstream.words.prepare import WordSource, prepare_tagging_in
 from amos_fairseq.downstream.words.views import CROSS_VIEWS, WordOutput, parse_views
 from amos_fairseq.errors import UserError
 from amos_fairseq.experiments import SAMPLING_EXPONENT, TAGGING_VIEWS
-from amos_fairseq.experiments.benchmark import Benchmark, BenchmarkTask, TaskRun, usable_folder
+from amos_fairseq.experiments.benchmark import (
+    Benchmark,
+    BenchmarkTask,
+    Session,
+    TaskRun,
+    find_devices,
+    session_from,
+    usable_folder,
+)
 from amos_fairseq.experiments.recipes import WORDS, Hyperparameters, different
 from amos_fairseq.experiments.records import (
     ConstantScores,
@@ -47,7 +55,6 @@ from amos_fairseq.experiments.records import (
     divide,
     summarize_divided,
 )
-from amos_fairseq.experiments.session import Session, find_devices, session_from
 from amos_fairseq.experiments.table import export_notice, run_and_print
 from amos_fairseq.files import write_text
 from amos_fairseq.inputs.schemes import main_score, scores

@@ -31,10 +31,17 @@ from amos_fairseq.downstream.words.prepare import WordSource
 from amos_fairseq.downstream.words.views import CROSS_VIEWS
 from amos_fairseq.errors import UserError
 from amos_fairseq.experiments import PARSING_VIEWS
-from amos_fairseq.experiments.benchmark import Benchmark, BenchmarkTask, TaskRun, usable_folder
+from amos_fairseq.experiments.benchmark import (
+    Benchmark,
+    BenchmarkTask,
+    Session,
+    TaskRun,
+    find_devices,
+    session_from,
+    usable_folder,
+)
 from amos_fairseq.experiments.recipes import Hyperparameters, different
 from amos_fairseq.experiments.records import ConstantScores, RunResult, Summaries
-from amos_fairseq.experiments.session import Session, find_devices, session_from
 from amos_fairseq.experiments.table import run_and_print
 from amos_fairseq.files import write_text
 from amos_fairseq.inputs.files import read_lines

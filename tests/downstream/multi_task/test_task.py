@@ -68,20 +68,6 @@ def test_a_stop_continues_with_the_next_row(data):
     assert seen + [batch["id"].tolist() for batch in resumed.next_epoch_itr()] == expected
 
 
-def test_the_rows_of_max_rows_are_those_of_one_task(data):
-    """A task has as many rows as that; the shares by the exponent 0 are equal."""
-    mixed = make_task(data, split="train", max_rows=20, sampling_exponent=0.0)
-    alone = make_task(data, ["CoLA"], "text_classification", "train", max_rows=20)
-    rows, expected = mixed.datasets["train"].tasks, alone.datasets["train"]
-    assert [len(own) for own in rows.values()] == [16, 20, 20]
-    assert mixed.datasets["train"].rows_of_tasks == [20] * 3
-    for index in range(20):
-        assert torch.equal(rows["CoLA"][index]["tokens"], expected[index]["tokens"])
-    np.testing.assert_array_equal(rows["CoLA"].targets, expected.targets)
-    mixed.load_dataset("valid")
-    assert len(mixed.datasets["valid"]) == 15, "a dev set is whole"
-
-
 def test_teachers_are_divided_by_task(data, tmp_path):
     np.save(tmp_path / "teacher.npy", np.arange(NUMBERS, dtype=np.float32))
     task = make_task(data, split="train", teacher=str(tmp_path / "teacher.npy"), max_update=40)

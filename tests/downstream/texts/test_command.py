@@ -100,7 +100,7 @@ def test_constants_by_hand(data):
 @pytest.mark.slow
 def test_small_tasks_start_from_the_best_mnli_run(start, tmp_path, fake_training, glue):
     out = tmp_path / "out"
-    outcome = glue(out, "RTE", "STS-B", "CoLA", "MNLI", intermediate=out, seeds=2)
+    outcome = glue(out, "RTE", "STS-B", "CoLA", "MNLI", intermediate=True, seeds=2)
     best = best_run([result for result in read_results(out) if result.task == "MNLI"])
     starts = {}
     for command in fake_training.commands:
@@ -110,8 +110,8 @@ def test_small_tasks_start_from_the_best_mnli_run(start, tmp_path, fake_training
     assert starts == {"MNLI": {original}, "CoLA": {original}, "RTE": {mnli}, "STS-B": {mnli}}
     assert list(starts) == ["MNLI", "CoLA", "RTE", "STS-B"]
     assert any(note.startswith("RTE, STS-B: started from the best dev run of MNLI") for note in outcome.table.notes)
-    # Another OUT takes the MNLI runs of this one; without the flag they would be other runs.
-    glue(tmp_path / "other", "RTE", intermediate=out)
+    # A later command takes the MNLI runs of OUT; without the flag they would be other runs.
+    glue(out, "MRPC", intermediate=True)
     assert fake_training.flag(fake_training.commands[-1], "--finetune-from-model") == mnli
     glue(out, "RTE")
     assert fake_training.flag(fake_training.commands[-1], "--finetune-from-model") == original

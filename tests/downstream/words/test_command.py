@@ -14,8 +14,8 @@ from amos_fairseq.downstream.words.command import encode_sentences, open_tagging
 from amos_fairseq.downstream.words.dataset import WordSequences
 from amos_fairseq.errors import UserError
 from amos_fairseq.experiments import TAGGING_VIEWS
+from amos_fairseq.experiments.benchmark import PretrainedCheckpoint, Session
 from amos_fairseq.experiments.recipes import WORDS, load_recipe
-from amos_fairseq.experiments.session import PretrainedCheckpoint, Session
 from amos_fairseq.inputs.word_files import read_sentences
 from amos_fairseq.text.tokenization import load_tokenizer
 

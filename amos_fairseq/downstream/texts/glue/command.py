@@ -1,7 +1,10 @@
-"""``amos glue``: GLUE's tasks, and the user's own, fine-tuned one by one or in one model, scored and shown as AMOS does."""
+"""``amos glue``: GLUE's tasks, fine-tuned one by one or in one model, the table of AMOS (a row with the tasks of a checkpoint, their
+average, and SQuAD), and the archive for the leaderboard, predictions of the test sets by the best run of each task."""
 
 import argparse
+import statistics
 import threading
+import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,22 +12,22 @@ from typing import Any
 
 import numpy as np
 
-from amos_fairseq.checkpoints.read import LoadedCheckpoint
-from amos_fairseq.downstream.texts.command import TextBenchmark, TextData, read_text_data
+from amos_fairseq.checkpoints.read import LoadedCheckpoint, load_checkpoint
+from amos_fairseq.downstream.texts.command import HEADINGS, TextBenchmark, TextData, read_text_data
 from amos_fairseq.downstream.texts.glue.prepare import prepare_glue_inside, read_own_tasks
-from amos_fairseq.downstream.texts.glue.table import average, glue_table, has_test_set, write_submission
 from amos_fairseq.downstream.texts.glue.tasks import (
     AVERAGED,
     DIAGNOSTIC,
     INTERMEDIATE_FOR,
     INTERMEDIATE_TASK,
+    LARGEST_SCORE,
     SCORED,
     TASKS,
     has_any_file,
     holds_official_files,
+    is_test,
     tasks_in,
 )
-from amos_fairseq.downstream.texts.labeling import predict_logits
 from amos_fairseq.downstream.texts.prepare import NAME as CLASSIFICATION
 from amos_fairseq.downstream.texts.prepare import prepare_inside
 from amos_fairseq.downstream.texts.teachers import (
@@ -35,25 +38,28 @@ from amos_fairseq.downstream.texts.teachers import (
 )
 from amos_fairseq.errors import UserError
 from amos_fairseq.experiments import SAMPLING_EXPONENT
-from amos_fairseq.experiments.benchmark import BenchmarkTask, TaskRun
+from amos_fairseq.experiments.benchmark import BenchmarkTask, Session, TaskRun, session_from
 from amos_fairseq.experiments.recipes import different
 from amos_fairseq.experiments.records import (
+    NO_CONSTANTS,
     ConstantScores,
     RunResult,
     Summaries,
     Summary,
     best_run,
+    format_spread,
     read_results,
     read_summary,
 )
 from amos_fairseq.experiments.runner import Failure, Runner
-from amos_fairseq.experiments.session import Session, session_from
 from amos_fairseq.experiments.table import run_and_print
 from amos_fairseq.files import TOKENIZER_DIRECTORY, whole_file
-from amos_fairseq.output.tables import Table
+from amos_fairseq.output.tables import MISSING, Table, format_score
 from amos_fairseq.output.terminal import say
 
 TEACHER_FILE = "teacher.npy"  # in the directory of a run
+ARCHIVE = "glue_submission.zip"
+CONSTANT = "most frequent class, or mean"
 
 
 @dataclass(frozen=True)
@@ -61,16 +67,15 @@ class GlueOptions:
     """The options of the command besides its tasks."""
 
     own_tasks: Mapping[str, Path] = field(default_factory=dict)  # prepared directories of the user's own tasks by name
-    max_rows: int | None = None
     teachers: Teachers | None = None
     with_train: bool = False  # write the predictions of the rows to train on, for students
-    intermediate: Path | None = None  # OUT of the MNLI runs to start from; it may be the session's own
+    intermediate: bool = False  # start the small tasks from MNLI's best run in OUT
     with_test: bool = False
     sampling_exponent: float = SAMPLING_EXPONENT
 
 
 def main(arguments: argparse.Namespace, benchmark: "type[Glue]") -> None:
-    data, intermediate = Path(arguments.data), arguments.intermediate
+    data = Path(arguments.data)
     is_raw = holds_official_files(data)
     tasks = tasks_to_run(arguments.tasks, data, is_raw)
     if arguments.write_test and is_there(DIAGNOSTIC, data, is_raw):
@@ -85,10 +90,9 @@ def main(arguments: argparse.Namespace, benchmark: "type[Glue]") -> None:
             folders = {name: prepare_glue_inside(session.out, data, name, tokenizer) for name in tasks}
     options = GlueOptions(
         own_tasks=own_tasks,
-        max_rows=arguments.max_rows,
         teachers=arguments.teachers and read_teachers(arguments.teachers, arguments.gold_weight, arguments.ensemble),
         with_train=arguments.write_train,
-        intermediate=None if intermediate is None else Path(intermediate or arguments.out).resolve(),
+        intermediate=arguments.intermediate,
         with_test=arguments.write_test,
         sampling_exponent=arguments.sampling_exponent,
     )
@@ -117,8 +121,7 @@ def open_glue(
     if squad is not None and not has_weights(session, squad.checkpoint["sha256"], squad.from_scratch):
         squad = None
     prepared = {
-        name: read_text_data(folder.resolve(), options.max_rows)
-        for name, folder in [*folders.items(), *options.own_tasks.items()]
+        name: read_text_data(folder.resolve()) for name, folder in [*folders.items(), *options.own_tasks.items()]
     }
     for data in prepared.values():
         session.checkpoint.check_tokenizer(data.directory / TOKENIZER_DIRECTORY)
@@ -129,8 +132,8 @@ def open_glue(
         say("reads the predictions of the teachers", Glue.name)
         for seed in session.seeds:
             options.teachers.identity(list(prepared.values()), seed)
-    if options.intermediate is not None:
-        glue.check_intermediate(options.intermediate)
+    if options.intermediate:
+        glue.check_intermediate()
     if options.with_test and not any(map(has_test_set, prepared.values())):
         raise UserError(f"--write-test: there is no test set of {', '.join(prepared)}: prepare files with test.tsv")
     return glue
@@ -170,18 +173,17 @@ class Glue(TextBenchmark):
         teachers, settings = self.options.teachers, {"write_train": True} if self.options.with_train else {}
         return settings if teachers is None else settings | teachers.identity(self.tables_of(task), seed)
 
-    def check_intermediate(self, intermediate: Path) -> None:
+    def check_intermediate(self) -> None:
         """Refuse an OUT without an MNLI run of this checkpoint, now or by this call, to start from."""
         if not any(task in INTERMEDIATE_FOR for task in self.tasks):
             raise UserError(f"--intermediate has no effect: none of {', '.join(INTERMEDIATE_FOR)} is among --tasks")
-        is_own = intermediate == self.session.out and INTERMEDIATE_TASK in self.tasks
-        if not is_own and not self.intermediate_results(intermediate):
-            raise UserError(f"{intermediate} holds no run of {INTERMEDIATE_TASK} from these weights: add it to --tasks")
+        if INTERMEDIATE_TASK not in self.tasks and not self.intermediate_results():
+            raise UserError(
+                f"{self.session.out} holds no run of {INTERMEDIATE_TASK} from these weights: add it to --tasks"
+            )
 
     def train_flags(self, run: TaskRun) -> list[str]:
         flags = super().train_flags(run)
-        if self.options.max_rows is not None:
-            flags += ["--max-rows", str(self.options.max_rows)]
         if self.options.teachers is not None:
             flags += ["--teacher", str(run.directory / TEACHER_FILE)]
             flags += ["--gold-weight", self.options.teachers.gold_weight]
@@ -206,8 +208,8 @@ class Glue(TextBenchmark):
         self, data: TextData, prefix: str, loaded: LoadedCheckpoint, device: str, stop: threading.Event
     ) -> dict[str, float]:
         if self.options.with_train:
-            rows, folder = data.train_inputs(self.max_positions, loaded.separator), loaded.file.parent / FOLDER
-            write_train_predictions(folder, data, predict_logits(loaded, rows, device, stop, data.name))
+            logits = data.logits(loaded, "train", self.max_positions, device, stop)
+            write_train_predictions(loaded.file.parent / FOLDER, data, logits)
         return super().evaluate_table(data, prefix, loaded, device, stop)
 
     def execute(self, runner: Runner) -> None:
@@ -217,28 +219,29 @@ class Glue(TextBenchmark):
         dependent task starts from the same checkpoint, so that its deviation is that of the task. The output layer is
         newly initialized if the number of classes differs; the head's dense layer is kept, like the pooler of a BERT.
         """
-        out = self.options.intermediate
-        dependent = [task for name, task in self.tasks.items() if out is not None and name in INTERMEDIATE_FOR]
+        dependent = [
+            task for name, task in self.tasks.items() if self.options.intermediate and name in INTERMEDIATE_FOR
+        ]
         independent = self.plan(task for task in self.tasks.values() if task not in dependent)
         if dependent:
             independent.sort(key=lambda run: run.task.name != INTERMEDIATE_TASK)  # MNLI first: other tasks wait for it
         runner.execute(independent)
         if not dependent:
             return
-        own = [run for run in independent if run.task.name == INTERMEDIATE_TASK and out == self.session.out]
-        results = runner.results(own) if own else self.intermediate_results(out)
+        own = [run for run in independent if run.task.name == INTERMEDIATE_TASK]
+        results = runner.results(own) if own else self.intermediate_results()
         if not results:
             reason = f"it needs a finished run of {INTERMEDIATE_TASK} to start from, and there is none"
             runner.failures += [Failure(run, reason) for run in self.plan(dependent)]
             return
         best = best_run(results)
-        runner.execute(self.plan(dependent, best.checkpoint_in(out)))
+        runner.execute(self.plan(dependent, best.checkpoint_in(self.session.out)))
 
-    def intermediate_results(self, out: Path) -> list[RunResult]:
+    def intermediate_results(self) -> list[RunResult]:
         """Return the results of MNLI in OUT that are of the same weights."""
-        found = [result for result in read_results(out) if result.task == INTERMEDIATE_TASK]
+        results = [result for result in read_results(self.session.out) if result.task == INTERMEDIATE_TASK]
         keys = ("checkpoint_sha256", "from_scratch")
-        return [result for result in found if has_weights(self.session, *(result.settings[key] for key in keys))]
+        return [result for result in results if has_weights(self.session, *(result.settings[key] for key in keys))]
 
     def notes(self, results: Sequence[RunResult], summaries: Summaries) -> Iterator[str]:
         tasks = dict.fromkeys(result.task for result in results if "intermediate_sha256" in result.settings)
@@ -264,3 +267,99 @@ class Glue(TextBenchmark):
         prepared = dict(self.prepared) | ({} if self.diagnostic is None else {DIAGNOSTIC: self.diagnostic})
         archive, notices = write_submission(out, prepared, summaries, self.max_positions, device, stop)
         return [archive], notices
+
+
+def average(medians: Mapping[str, float]) -> tuple[str, float | None]:
+    """Return name and value of the mean of the tasks' medians, with MNLI's matched set as in AMOS Table 1.
+
+    If some of the eight tasks are missing, the name states the number of tasks. WNLI never counts.
+    """
+    counted = [medians[task] for task in AVERAGED if task in medians]
+    if not counted:
+        return "AVG", None
+    name = "AVG" if len(counted) == len(AVERAGED) else f"AVG of {len(counted)}"
+    return name, statistics.fmean(counted)
+
+
+def glue_table(
+    row_name: str,
+    summaries: Summaries,
+    constants: Mapping[str, ConstantScores],
+    squad: Summary | None,
+    notes: Sequence[str],
+    names: Sequence[str] = SCORED,
+) -> Table:
+    """Build the table with the rows of the checkpoint and of constant predictions; ``squad``: ``squad.json`` for the same
+    checkpoint."""
+    columns, row, constant_row, constant_scores = [""], [row_name], [CONSTANT], {}
+    for task in names:
+        if task in summaries:
+            score, scores = summaries[task].main_score, summaries[task].scores
+            columns.append(task_heading(task, score))
+            shown = [each for each in (score, f"{score}_mm") if each in scores]
+            row.append(" / ".join(format_spread(scores[each]) for each in shown) or MISSING)
+            of_constant = next(iter(constants.get(task, NO_CONSTANTS).scores.values()), {})
+            constant_row.append(" / ".join(format_score(of_constant.get(each)) for each in shown) or MISSING)
+            if score in of_constant:
+                constant_scores[task] = of_constant[score]
+    average_name, value = average({task: summary.main.median for task, summary in summaries.items()})
+    columns, row = [*columns, average_name], [*row, format_score(value)]
+    constant_row.append(format_score(average(constant_scores)[1]))
+    if squad and squad.tasks:
+        task = next(iter(squad.tasks))  # of the version that was run last
+        columns += [f"{task} {score}" for score in ("EM", "F1")]
+        row += [format_spread(squad.tasks[task].scores.get(name)) for name in ("em", "f1")]
+        constant_row += [MISSING, MISSING]
+    return Table("GLUE dev", columns, [row, constant_row], notes)
+
+
+def task_heading(task: str, score: str) -> str:
+    if task == "MNLI":
+        return "MNLI m/mm"
+    return task if score == "accuracy" else f"{task} ({HEADINGS[score]})"
+
+
+def has_test_set(data: TextData) -> bool:
+    return any(map(is_test, data.record["splits"]))
+
+
+def write_submission(
+    out: Path,
+    prepared: Mapping[str, TextData],
+    summaries: Summaries,
+    max_positions: int,
+    device: str,
+    stop: threading.Event,
+) -> tuple[Path, list[str]]:
+    """Predict every test set with the best dev run of its task, and write a zip file with a table for each.
+
+    A table has the rows of the official file, numbered from 0: the name of the class, or a similarity from 0 to 5. The server
+    requires every file and every row: those without a prediction, such as broken lines, which ``amos prepare`` leaves out, have
+    the first class, or the middle of the scale. There is a notice for each such file.
+    """
+    tables, notices = {}, []
+    for name, task in TASKS.items():
+        summary, data, loaded = summaries.get(task.head), prepared.get(name), None
+        if summary is not None and data is not None and has_test_set(data):
+            loaded = load_checkpoint(summary.best.checkpoint_in(out))
+        for split, file in task.test_files.items():
+            predicted: dict[str, str] = {}
+            if loaded is not None and split in data.record["splits"]:
+                values = data.predict(loaded, split, max_positions, device, stop)
+                if data.kind == "number":
+                    spelled = [f"{value:.3f}" for value in values.clip(0, LARGEST_SCORE)]
+                else:
+                    spelled = data.spell(values)
+                predicted = dict(zip(data.ids(split), spelled, strict=True))
+            constant, ids = task.labels[0] if task.labels else "2.500", list(map(str, range(task.official_rows[split])))
+            tables[file] = {index: predicted.get(index, constant) for index in ids}
+            if missing := sum(index not in predicted for index in ids):
+                notices.append(
+                    f"{file}: {missing:,} of {len(ids):,} rows have no prediction and are filled with a constant"
+                )
+    archive = out / ARCHIVE
+    with whole_file(str(archive)) as unfinished, zipfile.ZipFile(unfinished, "w", zipfile.ZIP_DEFLATED) as zipped:
+        for file, table in tables.items():
+            rows = [f"{index}\t{prediction}\n" for index, prediction in table.items()]
+            zipped.writestr(file, "index\tprediction\n" + "".join(rows))
+    return archive, notices

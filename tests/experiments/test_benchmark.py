@@ -15,8 +15,13 @@ import amos_fairseq
 from amos_fairseq.checkpoints.read import load_checkpoint
 from amos_fairseq.downstream.model import FineTunedModel
 from amos_fairseq.errors import UserError
-from amos_fairseq.experiments import recipe_names, session
-from amos_fairseq.experiments.session import PretrainedCheckpoint, Session, number_of_layers, read_pretrained_checkpoint
+from amos_fairseq.experiments import benchmark, recipe_names
+from amos_fairseq.experiments.benchmark import (
+    PretrainedCheckpoint,
+    Session,
+    number_of_layers,
+    read_pretrained_checkpoint,
+)
 
 TWO_TOWER = {"electric_variant": "two_tower", "generator_size": 1, "generator_loss_tokens": "all"}
 RUNS = {
@@ -155,8 +160,8 @@ def test_settings_of_a_stranger_are_refused(tmp_path: Path) -> None:
 
 def test_precision_of_a_device_without_fast_bfloat16(monkeypatch):
     """choose() of run/precision.py has its own tests."""
-    monkeypatch.setattr(session, "gpus_support_bf16", lambda: False)
-    assert session.choose_precision("auto", ["cuda:0"]) == "float32"
+    monkeypatch.setattr(benchmark, "gpus_support_bf16", lambda: False)
+    assert benchmark.choose_precision("auto", ["cuda:0"]) == "float32"
     for asked, devices in (("bf16", ["cuda:0"]), ("fp16", ["cpu", "cpu"])):
         with pytest.raises(UserError, match=f"^--precision {asked} needs"):
-            session.choose_precision(asked, devices)
+            benchmark.choose_precision(asked, devices)

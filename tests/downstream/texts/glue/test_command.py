@@ -13,7 +13,7 @@ from scipy.stats import rankdata
 
 from amos_fairseq.checkpoints.read import load_checkpoint
 from amos_fairseq.downstream.texts.command import read_text_data
-from amos_fairseq.downstream.texts.glue.table import average, glue_table, write_submission
+from amos_fairseq.downstream.texts.glue.command import average, glue_table, write_submission
 from amos_fairseq.downstream.texts.glue.tasks import AVERAGED, TASKS
 from amos_fairseq.downstream.texts.scores import text_scores
 from amos_fairseq.errors import UserError
