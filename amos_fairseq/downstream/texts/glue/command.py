@@ -1,5 +1,5 @@
-"""``amos glue``: GLUE's tasks, fine-tuned one by one or in one model, the table of AMOS (a row with the tasks of a checkpoint, their
-average, and SQuAD), and the archive for the leaderboard, predictions of the test sets by the best run of each task."""
+"""``amos glue``: GLUE's tasks, fine-tuned one by one or in one model; the table of AMOS (a row with the tasks of a checkpoint,
+their average, and SQuAD); and the leaderboard's archive, predictions of the test sets by the best run of each task."""
 
 import argparse
 import statistics
