@@ -1,13 +1,13 @@
-"""Training curves: read from ``metrics.jsonl``, and drawn: which value in which panel, how depths and runs differ."""
+"""The figures: training curves, read from ``metrics.jsonl``, with the panel of each value; losses by generator depth."""
 
 import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from textwrap import fill
 from typing import NamedTuple
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -26,8 +26,7 @@ from amos_fairseq.output.pictures import (
 )
 from amos_fairseq.run.metrics_file import read_records
 
-# Sizes in a legend: the line of an entry with the spaces around it, an average character of its label, a row of entries.
-INCHES_OF_A_LINE, INCHES_OF_A_CHARACTER, INCHES_OF_A_ROW = 0.6, 0.074, 0.22
+NUM_BINS = 40  # of a histogram
 
 
 class Curve(NamedTuple):
@@ -216,16 +215,32 @@ def _add_legend(figure: Figure, runs: Sequence[RunCurves]) -> None:
         Line2D([], [], color=GREY, linestyle="none", marker=run_style(0)[1], markersize=5, label="marker: validation"),
     ]
     title = None
-    labels = [legend_label(run.name) for run in runs]
     if len(runs) > 1:
-        title = "runs differ in line style and marker, and in color where no depths are shown"
-        title = fill(title, int(figure.get_figwidth() / INCHES_OF_A_CHARACTER))
-        handles = [Line2D([], [], label=label, **line_style(index)) for index, label in enumerate(labels)] + handles
+        title = "runs differ in line style and marker,\nand in color where no depths are shown"
+        handles = [
+            Line2D([], [], label=legend_label(run.name), **line_style(index)) for index, run in enumerate(runs)
+        ] + handles
     else:
-        figure.suptitle(labels[0])
-    longest = max(len(handle.get_label()) for handle in handles)
-    fitting = int(figure.get_figwidth() / (INCHES_OF_A_LINE + longest * INCHES_OF_A_CHARACTER))
-    columns = max(1, min(len(handles), fitting, 5))
-    more_rows = -(-len(handles) // columns) - 1  # the figure has room for one row
-    figure.set_figheight(figure.get_figheight() + INCHES_OF_A_ROW * more_rows)
-    figure.legend(handles=handles, loc="outside lower center", ncols=columns, frameon=False, title=title)
+        figure.suptitle(legend_label(runs[0].name))
+    figure.legend(handles=handles, loc="outside lower center", ncols=2, frameon=False, title=title)
+
+
+def loss_distributions(panels: dict[str, dict[str, np.ndarray]]) -> Figure:
+    """Draw a histogram and the mean of groups of losses [N], which are not negative; by title and label."""
+    figure, axes = figure_of_panels(len(panels), 2)
+    largest = max((losses.max() for groups in panels.values() for losses in groups.values() if len(losses)), default=1)
+    bins = np.linspace(0, largest, NUM_BINS + 1)
+    for (title, groups), ax in zip(panels.items(), axes, strict=True):
+        for index, (name, losses) in enumerate(groups.items()):
+            if not len(losses):
+                continue
+            style = {"color": depth_colours(len(groups))[index], "linestyle": run_style(index)[0]}
+            ax.hist(losses, bins, density=True, histtype="stepfilled", color=style["color"], alpha=0.22)
+            ax.hist(losses, bins, density=True, histtype="step", linewidth=1.6, **style)
+            label = f"{legend_label(name)}, mean {losses.mean():.2f}"
+            ax.axvline(losses.mean(), linewidth=1, alpha=0.8, label=label, **style)
+        ax.set_title(legend_label(title) if len(panels) > 1 else "")
+        ax.set(xlabel="discriminator loss on a replaced token (nats)", ylabel="density", xlim=(0, largest))
+        if ax.get_legend_handles_labels()[0]:
+            ax.legend(frameon=False, fontsize=8)
+    return figure

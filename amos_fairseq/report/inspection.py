@@ -1,34 +1,41 @@
-"""What a pretrained model computes for one text: what the generator predicts, what is sampled, what is detected.
+"""What a pretrained model computes on text: predictions, samples and detection (AMOS Table 9), and the discriminator's loss on
+the tokens that each generator depth has replaced (Figure 1a).
 
-T tokens, M masked positions, K depths. Fields that an objective does not have are empty.
+B blocks, T tokens per block, M masked positions, K depths. Fields that an objective does not have are empty.
 """
 
-from collections import Counter
-from collections.abc import Sequence
+import contextlib
+import math
+import os
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from fairseq.data import data_utils
 from torch import Tensor
+from torch.nn.functional import softplus
 
 from amos_fairseq.checkpoints.read import LoadedCheckpoint
-from amos_fairseq.data.corpus import require_split
+from amos_fairseq.data.corpus import read_blocks, require_split
 from amos_fairseq.data.masked_blocks import MaskedBlockDataset
+from amos_fairseq.data.seeding import Purpose, noise_seed
 from amos_fairseq.errors import UserError
+from amos_fairseq.models.amos import AmosModel
 from amos_fairseq.models.electric import ElectricModel
-from amos_fairseq.models.pretraining import PretrainingBatch
-from amos_fairseq.report.losses_by_depth import forward_of_depth, validation_split
+from amos_fairseq.models.pretraining import PretrainingBatch, PretrainingModel
+from amos_fairseq.modules.mixture import MixtureWeights
+from amos_fairseq.output.terminal import progress_bar
 from amos_fairseq.text.tokenization.tokenizer import Tokenizer
 
+TOKENS_AT_ONCE = 4096  # in one forward pass
 
-class Line(NamedTuple):
-    """One line in a cell of the table of masked tokens, such as a predicted piece; ``is_original``: it is the token of the
-    text."""
 
-    text: str
-    probability: float | None = None
-    is_original: bool = False
+class Prediction(NamedTuple):
+    text: str  # the piece
+    probability: float
+    is_original: bool  # it is the token of the text
 
 
 @dataclass(frozen=True)
@@ -54,28 +61,17 @@ class Token:
         """Whether the discriminator predicts the positive class, at the threshold of the logged accuracy."""
         return self.positive_probability is not None and self.positive_probability > 0.5
 
-    @property
-    def verdict(self) -> str:
-        if self.is_positive:
-            return "detected" if self.flagged else "missed"
-        return "false alarm" if self.flagged else "trusted"
-
 
 @dataclass(frozen=True)
 class MaskedToken:
     position: int
     mixture_weights: list[float]  # [K]
     # [K] lists of the most probable pieces, in descending order, and of the original after them where it is not among them.
-    predictions: list[list[Line]]
+    predictions: list[list[Prediction]]
     # [K], as a reader sees them: the sample of each depth, where that depth replaces all masked tokens; the most probable piece
     # if the model replaces none. A hyphen precedes a piece that continues a word, a check mark follows a replaced token that
     # the discriminator finds.
     shown: list[str]
-    candidates: list[Line]  # of multi-word selection: the original, and its negatives
-
-    @property
-    def best_candidate(self) -> Line:
-        return max(self.candidates, key=lambda candidate: candidate.probability)
 
 
 @dataclass(frozen=True)
@@ -93,81 +89,29 @@ class Inspection:
         return any(token.log_prob is not None for token in self.tokens)
 
     @property
-    def has_candidates(self) -> bool:
-        return any(masked.candidates for masked in self.masked)
-
-    @property
     def selected(self) -> str:
         """The participle that describes the tokens which the generator predicts."""
         return "masked" if self.is_masked else "selected for noise" if self.positive_class else "selected"
 
     @property
-    def rows(self) -> list[dict[str, list[Line]]]:
-        """The rows of the table of masked tokens, by column: what the objective has."""
-        return list(map(self._row, self.masked))
-
-    def _row(self, masked: MaskedToken) -> dict[str, list[Line]]:
-        token = self.tokens[masked.position]
-        cells = {"#": [Line(str(masked.position))], "original": [Line(token.original)]}
-        for name, weight, predictions in zip(self.depth_names, masked.mixture_weights, masked.predictions, strict=True):
-            # A single depth always has weight 1.
-            cells[f"depth {name}"] = [Line("weight", weight)] * (len(self.depth_names) > 1) + predictions
-        if self.has_candidates:
-            best = masked.best_candidate
-            cells["selection"] = [
-                one._replace(text=f"{one.text} (chosen)") if one is best else one for one in masked.candidates
-            ]
-        if self.is_corrupted:
-            cells["sampled"] = [Line(token.input)]
-        if self.positive_class:
-            cells[f"P({self.positive_class})"] = [Line(token.verdict, token.positive_probability)]
-        if self.has_log_probs:
-            cells["log p"] = [Line(f"{token.log_prob:.2f}")]
-        return cells
-
-    def facts(self, token: Token) -> str:
-        facts = [token.original]
-        if token.masked and self.is_corrupted:
-            facts = [f"original {token.original}, sampled {token.input}"]
-        if token.positive_probability is not None:
-            facts.append(f"P({self.positive_class}) {percent(token.positive_probability)}: {token.verdict}")
-        if token.log_prob is not None:
-            facts.append(f"log p {token.log_prob:.2f}")
-        return "; ".join(facts)
-
-    @property
     def summary(self) -> str:
         counts = f"{len(self.masked)} of {len(self.tokens)} tokens {self.selected}, "
         if self.positive_class:
-            judged = [token for token in self.tokens if token.is_positive or token.positive_probability is not None]
-            verdicts = Counter(token.verdict for token in judged)
-            num_positive = verdicts["detected"] + verdicts["missed"]
+            positive = [token for token in self.tokens if token.is_positive]
+            others = [
+                token for token in self.tokens if not token.is_positive and token.positive_probability is not None
+            ]
             counts += (
-                f"{sum(token.replaced for token in self.tokens)} replaced; "
-                f"{verdicts['detected']} of {num_positive} {self.positive_class} tokens detected, "
-                f"{verdicts['false alarm']} false alarms on {len(judged) - num_positive} original tokens"
+                f"{sum(token.replaced for token in self.tokens)} replaced; {sum(token.flagged for token in positive)} of "
+                f"{len(positive)} {self.positive_class} tokens detected, {sum(token.flagged for token in others)} false alarms "
+                f"on {len(others)} original tokens"
             )
         else:
             right = sum(masked.predictions[-1][0].is_original for masked in self.masked)
             counts += f"{right} predicted correctly"
-        if self.has_candidates:
-            right = sum(masked.candidates[0] is masked.best_candidate for masked in self.masked)
-            counts += f"; multi-word selection: the original chosen at {right} of {len(self.masked)} masked tokens"
         if self.num_truncated:
             counts += f"; the last {self.num_truncated} tokens exceed the model's maximum input and are left out"
         return counts
-
-
-def percent(probability: float) -> str:
-    """Format a probability in percent with two significant digits, or with one decimal near 100 %; up to 7 characters."""
-    value = 100 * probability
-    if value < 0.01:
-        return "<0.01 %"
-    if value > 99.95:
-        return ">99.9 %"
-    if value >= 99.5:
-        return f"{value:.1f} %"
-    return f"{value:.0f} %" if value >= 9.95 else f"{value:#.2g} %"
 
 
 @torch.no_grad()
@@ -197,8 +141,7 @@ def inspect_text(loaded: LoadedCheckpoint, text: str, seed: int, top: int = 3) -
         predictions = _most_probable(loaded, logits[:, 0, index].softmax(-1), int(tokens[position]), top)
         best = [lines[0].text for lines in predictions]
         shown = _shown(loaded, tokens, best, by_depth, index, position)
-        candidates = _candidates(loaded, output, index)
-        masked.append(MaskedToken(position, weights[0, index].tolist(), predictions, shown, candidates))
+        masked.append(MaskedToken(position, weights[0, index].tolist(), predictions, shown))
     noise_class = "replaced" if _field(output, "is_noise") is None else "noise"
     return Inspection(
         depth_names=model.depth_names,
@@ -240,14 +183,14 @@ def _field(output: Any, name: str) -> Tensor | None:
     return None if value is None else value[0]
 
 
-def _most_probable(loaded: LoadedCheckpoint, probabilities: Tensor, original: int, top: int) -> list[list[Line]]:
+def _most_probable(loaded: LoadedCheckpoint, probabilities: Tensor, original: int, top: int) -> list[list[Prediction]]:
     """Return :attr:`MaskedToken.predictions` by the probabilities [K,V] of one masked token."""
     can_be_sampled = ~loaded.model.never_sampled_mask
     best = probabilities.where(can_be_sampled, -1.0).topk(min(top, int(can_be_sampled.sum())), dim=-1).indices
     predictions = []
     for shares, ids in zip(probabilities, best.tolist(), strict=True):
         shown = ids if original in ids else [*ids, original]
-        predictions.append([Line(loaded.dictionary[i], shares[i].item(), i == original) for i in shown])
+        predictions.append([Prediction(loaded.dictionary[i], shares[i].item(), i == original) for i in shown])
     return predictions
 
 
@@ -270,15 +213,6 @@ def _tokens(loaded: LoadedCheckpoint, original: Tensor, masked: set[int], output
         spellings = (pieces[i], input_pieces[i], texts[i], input_texts[i])
         tokens.append(Token(*spellings, i in masked, special[i], bool(is_positive[i]), probability, log_prob))
     return tokens
-
-
-def _candidates(loaded: LoadedCheckpoint, output: Any, index: int) -> list[Line]:
-    """Return the candidates of multi-word selection with their softmax, the original first."""
-    candidates, logits = _field(output, "candidates"), _field(output, "mws_logits")
-    if candidates is None or logits is None:
-        return []
-    pairs = zip(candidates[index].tolist(), logits[index].softmax(-1).tolist(), strict=True)
-    return [Line(loaded.dictionary[token], share, number == 0) for number, (token, share) in enumerate(pairs)]
 
 
 def _shown(
@@ -323,3 +257,103 @@ def surfaces(tokenizer: Tokenizer, pieces: list[str], is_special: list[bool]) ->
         texts.append(longer[len(text) :] if longer.startswith(text) else piece)
         text = longer
     return texts
+
+
+@dataclass(frozen=True)
+class DepthLosses:
+    """The discriminator's losses on the replaced tokens of one generator depth."""
+
+    depth: str  # its name in log keys
+    losses: np.ndarray  # [N] float64, -log P(replaced) in nats; only sampled tokens that differ from the original
+    num_masked: int  # N of them were replaced
+
+    @property
+    def recall(self) -> float:
+        """Fraction of the replaced tokens with P(replaced) above 1/2; nan for none."""
+        return float(np.mean(self.losses < math.log(2))) if len(self.losses) else math.nan
+
+
+def held_out_blocks(loaded: LoadedCheckpoint, text: str | None) -> Sequence[Tensor]:
+    """Return blocks without ``<s>`` of ``text``, or of the run's validation split for None."""
+    size = tokens_per_block(loaded)
+    if text is not None:
+        return loaded.tokens(text)[1:].split(size - 1)
+    path = validation_split(loaded)
+    require_split(path, "give a held-out text with --text FILE")
+    return read_blocks(path, loaded.dictionary, size, str(loaded.task.get("sample_break_mode") or "none"))
+
+
+def validation_split(loaded: LoadedCheckpoint) -> str:
+    """Return the path of the run's validation split, without a suffix."""
+    return os.path.join(str(loaded.task.get("data") or "").split(os.pathsep)[0], "valid")
+
+
+def tokens_per_block(loaded: LoadedCheckpoint) -> int:
+    """Return T of the run, or the maximum input of the model where the checkpoint does not contain it."""
+    longest = loaded.model.max_positions()
+    return min(loaded.task.get("tokens_per_sample") or longest, longest)
+
+
+@torch.no_grad()
+def replaced_token_losses(
+    loaded: LoadedCheckpoint, blocks: Sequence[Tensor], seed: int, num_masked: int
+) -> list[DepthLosses]:
+    """Replace the masked tokens by samples of one depth after the other, and compute the discriminator's loss on them.
+
+    For each depth, all masked tokens of a block are samples of its MLM head, and the discriminator reads the whole block. Its
+    loss on a replaced token is -log P(replaced) (the second term of AMOS Eq. 1). For Electric it is -log P(noise).
+
+    Blocks at equal distances are used, until they have ``num_masked`` masked tokens. All depths have the same masks, each has
+    noise of its own. The result is empty if the model has no discriminator that detects replaced tokens.
+
+    Departures: the paper trains one discriminator with each generator ("we train BERT-Base-sized discriminators with
+    4/6/8-layer generators", section 3.2). That is one call for each such run. A model with K depths has a single
+    discriminator, which was trained on the mixture of the depths.
+    """
+    model = loaded.model
+    masking = {"tokens_per_block": tokens_per_block(loaded), "mask_prob": loaded.task["mask_prob"], "seed": seed}
+    dataset = MaskedBlockDataset(blocks, loaded.dictionary, **masking, training=False)
+    num_blocks = min(len(blocks), math.ceil(num_masked / dataset.slots))
+    indices = np.linspace(0, len(blocks) - 1, num_blocks).round().astype(int)
+    step = max(1, TOKENS_AT_ONCE // dataset.tokens_per_block)
+    losses: list[list[Tensor]] = [[] for _ in model.depth_names]
+    device, masked = model.embed_tokens.weight.device, 0
+    with progress_bar(num_blocks, "losses by depth", "block", delay=2) as bar:
+        for start in range(0, num_blocks, step):
+            batch = dataset.collater([dataset[index] for index in indices[start : start + step]])
+            net_input = {name: tensor.to(device) for name, tensor in batch["net_input"].items()}
+            for depth in range(len(losses)):
+                output = forward_of_depth(model, net_input, depth, seed, block=start)
+                if getattr(output, "rtd_logits", None) is None:
+                    return []
+                losses[depth].append(softplus(-output.rtd_logits[output.replaced].float()).cpu())
+            masked += batch["num_masked"]
+            bar.update(batch["nsentences"])
+    return [
+        DepthLosses(name, torch.cat(of_depth).double().numpy(), masked)
+        for name, of_depth in zip(model.depth_names, losses, strict=True)
+    ]
+
+
+def forward_of_depth(
+    model: PretrainingModel, net_input: dict[str, Tensor], depth: int, seed: int, block: int = 0
+) -> Any:
+    """Run the model on a batch with all replacements sampled from one depth, by (seed, depth, block); return its output."""
+    device = net_input["tokens"].device
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), _only_depth(model, depth):
+        torch.manual_seed(noise_seed(Purpose.VALIDATION_NOISE, seed, depth, block))
+        return model(PretrainingBatch(**net_input))
+
+
+@contextlib.contextmanager
+def _only_depth(model: PretrainingModel, depth: int) -> Iterator[None]:
+    if not isinstance(model, AmosModel):
+        yield
+        return
+    num_depths, mixture = len(model.depth_names), model.mixture
+    weights = [float(other == depth) for other in range(num_depths)]
+    model.mixture = MixtureWeights("fixed", num_depths, model.cfg.encoder_embed_dim, weights)
+    try:
+        yield
+    finally:
+        model.mixture = mixture

@@ -13,7 +13,6 @@ from matplotlib.figure import Figure
 from amos_fairseq.errors import UserError, printable
 from amos_fairseq.experiments.records import Spread, Summary, format_spread, read_summary
 from amos_fairseq.files import distinct_names, write_text
-from amos_fairseq.functional.replaced_token_detection import EQUAL_LOGITS
 from amos_fairseq.output.pictures import RC_PARAMS, as_svg, depth_colours, save
 from amos_fairseq.output.tables import MISSING, Table
 from amos_fairseq.probing.experiment import (
@@ -24,9 +23,8 @@ from amos_fairseq.probing.experiment import (
     read_probe_results,
     results_table,
 )
-from amos_fairseq.report.curves import RunCurves, logged_panels, panels_figure
-from amos_fairseq.report.inspection import Inspection, percent
-from amos_fairseq.report.losses_by_depth import loss_distributions
+from amos_fairseq.report.curves import logged_panels, loss_distributions, panels_figure
+from amos_fairseq.report.inspection import Inspection
 from amos_fairseq.report.runs import LAST_CHECKPOINT, SEED, Run, is_run
 from amos_fairseq.run.metrics_file import FILE_NAME
 from amos_fairseq.run.precision import precision_of
@@ -125,7 +123,7 @@ def render(**values: object) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"percent": percent, "probability_colour": probability_colour}
+    environment.filters["probability_colour"] = probability_colour
     return environment.get_template("page.html").render(depth_colours=depth_colours, seed=SEED, **values)
 
 
@@ -145,8 +143,7 @@ def cost_section(runs: Sequence[Run]) -> Section | None:
     rows = [[name, *(column[name] for column in columns)] for name in names]
     caption = (
         "Until the last logged update. Tokens: of full blocks, special tokens included. FLOPs: counted by amos flops, without "
-        "the optimizer's step. Hours: running time of all training processes, validation and checkpoints included; for a run "
-        "without its checkpoint_last.pt, or without the checkpoint that it started from, at least that time."
+        "the optimizer's step. Hours: running time until the last checkpoint, validation and checkpoints included."
     )
     table, notes = Table("", ["", *(run.name for run in runs)], rows), [note for run in runs for note in run.notes]
     return Section("cost", "Runs and their cost", "AMOS Appendix C", caption, tables=[table], notes=notes)
@@ -154,18 +151,15 @@ def cost_section(runs: Sequence[Run]) -> Section | None:
 
 def cost_column(run: Run) -> dict[str, str]:
     """Return what the table of costs says about a run, by row."""
-    size = precision = tokens = machine = UNKNOWN
-    unlogged = UNKNOWN
-    if not run.curves.curves:  # of a run that was stopped within its first interval
-        unlogged = f"no {FILE_NAME}, which a run writes from update common.log_interval on"
+    size = precision = tokens = processes = flops = UNKNOWN
     if run.cfg is not None:
         model, length = run.cfg.model, run.cfg.task.tokens_per_sample
         size = f"{model.encoder_layers} layers of width {model.encoder_embed_dim}, {length} tokens"
         precision = precision_of(run.cfg.get("common", {}))
-        processes = run.cfg.distributed_training.distributed_world_size
-        machine = f"no GPU in the log; training processes: {processes}"
+        processes = str(run.cfg.distributed_training.distributed_world_size)
     if run.tokens_per_update:
         tokens = f"{run.num_updates * run.tokens_per_update:,} ({run.tokens_per_update:,} an update)"
+        flops = f"{run.num_updates * run.flops_per_update:.2e}"
     return {
         "objective": run.objective or UNKNOWN,
         "replaced tokens from": "none" if run.objective == "mlm" else run.setup or UNKNOWN,
@@ -173,20 +167,11 @@ def cost_column(run: Run) -> dict[str, str]:
         "precision": precision,
         "updates": f"{run.num_updates:,}",
         "tokens": tokens,
-        "FLOPs": flops_in_words(run.num_updates, run.flops_per_update),
-        "hours": unlogged if run.seconds is None else f"{run.seconds / 3600:,.2f}",
-        "tokens per second, median": f"{run.tokens_per_second:,.0f}" if run.tokens_per_second else unlogged,
-        "machine": run.hardware or machine,
+        "FLOPs": flops,
+        "hours": UNKNOWN if run.seconds is None else f"{run.seconds / 3600:,.2f}",
+        "tokens per second, median": f"{run.tokens_per_second:,.0f}" if run.tokens_per_second else UNKNOWN,
+        "training processes": processes,
     }
-
-
-def flops_in_words(num_updates: int, per_update: int | None) -> str:
-    """Return "1.36 \u00d7 10\u00b9\u00b3" for 1.36e13."""
-    if not per_update:
-        return "not counted"
-    digits, exponent = f"{num_updates * per_update:.2e}".split("e")
-    superscripts = str.maketrans("0123456789-", "\u2070\u00b9\u00b2\u00b3\u2074\u2075\u2076\u2077\u2078\u2079\u207b")
-    return f"{digits} \u00d7 10{str(int(exponent)).translate(superscripts)}"
 
 
 def results_section(results: Sequence[tuple[Path, Summary]]) -> Section | None:
@@ -219,13 +204,13 @@ def scores_table(title: str, summaries: dict[str, Summary]) -> Table:
 def main_scores(summary: Summary) -> dict[str, Spread]:
     """Return the main score of each task by column, such as "RTE" or "CoLA (matthews)"."""
     return {
-        task if of_task.main_score == "accuracy" else f"{task} ({of_task.main_score})": of_task.main
-        for task, of_task in summary.tasks.items()
+        name if task.main_score == "accuracy" else f"{name} ({task.main_score})": task.main
+        for name, task in summary.tasks.items()
     }
 
 
 def curves_section(runs: Sequence[Run]) -> Section | None:
-    """Every logged value that has a panel, and a line for each run whose discriminator ended without telling tokens apart."""
+    """Every logged value that has a panel."""
     curves = [run.curves for run in runs]
     if not (panels := logged_panels(curves)):
         return None
@@ -236,24 +221,7 @@ def curves_section(runs: Sequence[Run]) -> Section | None:
         "none comes close to it. docs/logging.md says what each value means and what to expect."
     )
     section.figure = panels_figure(panels, curves)
-    for run in curves:
-        if (since := collapsed_since(run)) is not None:
-            section.notes.append(
-                f"{run.name}: since update {since:,} the logits of a batch have been equal (standard deviation below "
-                f"{EQUAL_LOGITS}): detection gives all tokens the same probability. docs/collapse.md says what to do."
-            )
     return section
-
-
-def collapsed_since(curves: RunCurves) -> int | None:
-    """Return the first of the last logged updates of training in which all logits were equal; None if the last one was not."""
-    logged, since = curves.get("train", "rtd_logit_std"), None
-    for update, value in zip(logged.updates, logged.values, strict=True):
-        if not value < EQUAL_LOGITS:
-            since = None
-        elif since is None:
-            since = update
-    return since
 
 
 def losses_section(runs: Sequence[Run], text_name: str) -> Section | None:
@@ -263,18 +231,18 @@ def losses_section(runs: Sequence[Run], text_name: str) -> Section | None:
     section = Section("loss_by_depth", "Loss on replaced tokens by depth", "AMOS Figure 1a")
     rows = []
     for run in shown:
-        for of_depth in run.losses:
-            count, losses, statistics = len(of_depth.losses), of_depth.losses, [MISSING] * 3
+        for depth in run.losses:
+            count, losses, statistics = len(depth.losses), depth.losses, [MISSING] * 3
             if count:
-                statistics = [f"{losses.mean():.3f}", f"{np.median(losses):.3f}", f"{100 * of_depth.recall:.1f}"]
-            share = f"{100 * count / of_depth.num_masked:.1f}"
-            rows.append([f"{run.name}, depth {of_depth.depth}", f"{count:,}", share, *statistics])
+                statistics = [f"{losses.mean():.3f}", f"{np.median(losses):.3f}", f"{100 * depth.recall:.1f}"]
+            share = f"{100 * count / depth.num_masked:.1f}"
+            rows.append([f"{run.name}, depth {depth.depth}", f"{count:,}", share, *statistics])
     columns = ["", "replaced tokens", "of masked (%)", "mean loss", "median loss", "P > 1/2 (%)"]
     section.tables = [Table("", columns, rows)]
-    masked = sorted({of_depth.num_masked for run in shown for of_depth in run.losses})
+    masked = sorted({depth.num_masked for run in shown for depth in run.losses})
     section.caption = (
         "Loss of the discriminator on replaced tokens, -log P(replaced), by the depth of the generator that made them: "
-        "histogram, kernel density (Gaussian, reflected at 0) and mean (vertical line). "
+        "histogram and mean (vertical line). "
         f"After {', '.join(f'{run.checkpoint_updates:,}' for run in shown)} updates, on {text_name}; "
         f"{' to '.join(f'{n:,}' for n in dict.fromkeys([masked[0], masked[-1]]))} masked tokens for each depth; samples that "
         "equal the original are not replaced."
@@ -297,7 +265,7 @@ def loss_panels(runs: Sequence[Run]) -> dict[str, dict[str, np.ndarray]]:
         panels[title] = {f"{run.name}, depth {run.losses[0].depth}": run.losses[0].losses for run in single}
     for run in runs:
         if len(run.losses) > 1:
-            panels[run.name] = {f"depth {of_depth.depth}": of_depth.losses for of_depth in run.losses}
+            panels[run.name] = {f"depth {depth.depth}": depth.losses for depth in run.losses}
     return panels
 
 
@@ -307,7 +275,7 @@ def tokens_section(runs: Sequence[Run]) -> Section | None:
         return None
     section = Section("tokens", "Tokens of a text", "AMOS Table 9", texts=shown)
     section.caption = "Underlined words are masked out. In brackets, in the order and color of the depths: the token "
-    are_samples = [one.is_corrupted for inspections in shown.values() for one in inspections]
+    are_samples = [inspection.is_corrupted for inspections in shown.values() for inspection in inspections]
     if any(are_samples):
         section.caption += (
             "sampled from each depth of the generator. A check mark follows a replaced token that the discriminator finds, "

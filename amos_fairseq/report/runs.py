@@ -2,7 +2,6 @@
 
 import contextlib
 import math
-import re
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -19,15 +18,19 @@ from amos_fairseq.models.mlm import MlmModel
 from amos_fairseq.models.pretraining import PretrainingModel
 from amos_fairseq.output.terminal import say
 from amos_fairseq.report.curves import RunCurves, read_curves
-from amos_fairseq.report.inspection import Inspection, inspect_text, text_of_corpus
-from amos_fairseq.report.losses_by_depth import DepthLosses, held_out_blocks, replaced_token_losses
+from amos_fairseq.report.inspection import (
+    DepthLosses,
+    Inspection,
+    held_out_blocks,
+    inspect_text,
+    replaced_token_losses,
+    text_of_corpus,
+)
 from amos_fairseq.run.metrics_file import FILE_NAME
 
 LAST_CHECKPOINT = "checkpoint_last.pt"
-LOG = "hydra_train.log"  # what Hydra names the log of fairseq-hydra-train and amos train
 SEED = 1  # of the masked positions and the sampled tokens
 MASKED_TOKENS = 4096  # of each depth, on which its losses are computed
-GPU = re.compile(r"(rank\s+\d+): capabilities = .*; name = (\S.*?)\s*$")  # in the line that fairseq logs for each GPU
 
 
 @dataclass
@@ -38,9 +41,8 @@ class Run:
     name: str
     curves: RunCurves
     num_updates: int = 0  # until the last logged one, or until the checkpoint
-    seconds: float | None = None  # of all training processes, without pauses between them
+    seconds: float | None = None  # of training until the checkpoint, without pauses
     tokens_per_second: float | None = None  # median of the logged values
-    hardware: str | None = None
     cfg: DictConfig | None = None
     tokens_per_update: int | None = None  # of full blocks, <s> included
     flops_per_update: int | None = None  # products of matrices in the forward and backward pass, by amos flops
@@ -70,7 +72,7 @@ def read_runs(
     runs = []
     for folder, name, curves in zip(folders, distinct_names(folders), read_curves(folders), strict=True):
         say(f"run {len(runs) + 1} of {len(folders)}, {name}: reading its files and evaluating its model", "report")
-        run = Run(folder, name, curves, hardware=hardware_of(folder))
+        run = Run(folder, name, curves)
         add_log(run)
         if (folder / LAST_CHECKPOINT).is_file():
             add_checkpoint(run, text, sentences, device)
@@ -81,38 +83,11 @@ def read_runs(
 
 
 def add_log(run: Run) -> None:
-    """Add the updates, time and speed that the curves show."""
+    """Add the updates and the speed that the curves show."""
     training = run.curves.curves.get("train", {})
     run.num_updates = max((curve.updates[-1] for curve in training.values()), default=0)
-    walls, rates = (
-        [value for value in run.curves.get("train", key).values if not math.isnan(value)] for key in ("wall", "wps")
-    )
-    run.seconds = logged_seconds(walls) or None
+    rates = [value for value in run.curves.get("train", "wps").values if not math.isnan(value)]
     run.tokens_per_second = statistics.median(filter(None, rates)) if any(rates) else None
-
-
-def logged_seconds(walls: Sequence[float]) -> float:
-    """Return a lower bound of the running time from the log, in which ``wall`` starts at 0 in each process of a run.
-
-    A process whose first record has a larger ``wall`` than the last one of the process before it is not recognized.
-    """
-    total, last = 0.0, math.inf
-    for wall in walls:
-        total += wall - last if wall >= last else wall
-        last = wall
-    return total
-
-
-def hardware_of(folder: Path) -> str | None:
-    """Return the names of the GPUs in the run's log, with their number; None where there is none."""
-    if not (folder / LOG).is_file():
-        return None
-    gpu, ranks = None, set()
-    with (folder / LOG).open(encoding="utf-8", errors="replace") as log:
-        for match in filter(None, map(GPU.search, log)):
-            ranks.add(match[1])
-            gpu = match[2]
-    return f"{len(ranks)} x {gpu}" if len(ranks) > 1 else gpu
 
 
 def add_checkpoint(run: Run, text: str | None, sentences: Sequence[str], device: str) -> None:
@@ -121,7 +96,7 @@ def add_checkpoint(run: Run, text: str | None, sentences: Sequence[str], device:
     loaded = restore_checkpoint(file, state)
     run.num_updates = max(run.num_updates, loaded.num_updates)
     with contextlib.suppress(ValueError):  # of a checkpoint without its time
-        run.seconds = max(run.seconds or 0, training_seconds_of(state)) or None
+        run.seconds = training_seconds_of(state)
     if not isinstance(loaded.model, PretrainingModel):
         run.notes.append(f"{run.name} is fine-tuned: its curves are shown, and of its OUT the scores")
         return

@@ -4,6 +4,7 @@ import json
 import math
 
 import matplotlib.pyplot as plt
+import numpy as np
 import pytest
 
 from amos_fairseq.report import curves as plotting
@@ -102,3 +103,16 @@ def test_a_figure_has_the_curves_of_all_runs(save_dir, tmp_path):
     assert [line.get_ydata()[0] for line in auc.get_lines()] == [0.6] * 4 + [0.5]
     labels = [text.get_text() for text in figure.legends[0].get_texts()]
     assert labels == [" run", r" \$other", "line: training", "marker: validation"]
+
+
+def test_each_group_has_a_histogram_and_its_mean():
+    values = np.array([0.5, 1.0, 3.0])
+    figure = plotting.loss_distributions({"a $run": {"depth 1": values, "depth 2": np.array([2.0, 2.0])}, "b": {}})
+    first, second = figure.axes[:2]
+    assert first.get_title() == r" a \$run"
+    heights, _ = np.histogram(values, bins=40, range=(0, 3), density=True)
+    assert sorted(set(first.patches[0].get_xy()[:, 1])) == pytest.approx(sorted(set(heights)))
+    assert [line.get_xdata()[0] for line in first.get_lines()] == [1.5, 2.0]
+    labels = [text.get_text() for text in first.get_legend().get_texts()]
+    assert labels == [" depth 1, mean 1.50", " depth 2, mean 2.00"]
+    assert second.get_lines() == []

@@ -1,14 +1,28 @@
-"""What is shown of a text by untrained models of every objective, against the model's own outputs."""
+"""What is shown of a text by untrained models of every objective, against the model's own outputs; losses on replaced tokens by
+depth against a naive loop with the model's own parts, and a case by hand."""
 
+import math
+
+import numpy as np
 import pytest
 import torch
 from fairseq.data import indexed_dataset
-from saved_models import TEXT, write_run
+from saved_models import CORPUS, TEXT, write_run
 
 from amos_fairseq.checkpoints.read import load_checkpoint
+from amos_fairseq.data.masked_blocks import MaskedBlockDataset
+from amos_fairseq.data.seeding import Purpose, noise_seed
 from amos_fairseq.errors import UserError
+from amos_fairseq.functional.sampling import gumbel_max, gumbel_noise
 from amos_fairseq.models.pretraining import PretrainingBatch
-from amos_fairseq.report.inspection import inspect_text, mask_block, percent, text_of_corpus
+from amos_fairseq.report import inspection
+from amos_fairseq.report.inspection import (
+    held_out_blocks,
+    inspect_text,
+    mask_block,
+    replaced_token_losses,
+    text_of_corpus,
+)
 
 SEED, MASKING = 3, {"mask_prob": 0.2}
 
@@ -96,12 +110,6 @@ def test_predictions_are_the_tokens_that_can_be_sampled(pretrained):
             assert sum(prediction.probability for prediction in predictions) < 1e-6, "the softmax is over all rows"
 
 
-def test_probabilities_have_two_significant_digits():
-    shown = {0: "<0.01 %", 0.00009: "<0.01 %", 0.0001: "0.010 %", 0.00123: "0.12 %", 0.0345: "3.5 %", 0.0999: "10 %"}
-    shown |= {0.456: "46 %", 0.9949: "99 %", 0.9964: "99.6 %", 0.9999: ">99.9 %", 1.0: ">99.9 %"}
-    assert {probability: percent(probability) for probability in shown} == shown
-
-
 def inspected(directory, objective: str, **settings):
     """An inspection, its model and dictionary, and the tokens [1,T] that the page shows as input."""
     pretrained = load_checkpoint(write_run(directory, objective, task=MASKING, **settings))
@@ -149,23 +157,6 @@ def test_electric_shows_noise_and_log_probabilities_of_its_input(variant, tmp_pa
             assert token.positive_probability == pytest.approx(logits[position].sigmoid().item(), rel=1e-3, abs=1e-6)
 
 
-@torch.no_grad()
-def test_teams_shows_its_candidates(tmp_path):
-    """Selection computed again from the page: the softmax of the scores of exactly these candidates."""
-    inspection, model, dictionary, read = inspected(tmp_path, "teams")
-    states = model.mws_head(model.discriminator(model.embed_tokens(read))[-1])[0]
-    chosen = 0
-    for masked in inspection.masked:
-        original = inspection.tokens[masked.position].original
-        pieces = [candidate.text for candidate in masked.candidates]
-        assert (len(pieces), len(set(pieces)), pieces[0]) == (6, 6, original)
-        scores = model.embed_tokens.weight[[dictionary.index(piece) for piece in pieces]] @ states[masked.position]
-        shares = scores.softmax(0).tolist()
-        assert [candidate.probability for candidate in masked.candidates] == pytest.approx(shares, rel=1e-3)
-        chosen += shares[0] == max(shares)
-    assert f"multi-word selection: the original chosen at {chosen} of" in inspection.summary
-
-
 def test_default_text_is_of_the_runs_corpus(pretrained, tmp_path):
     """The first paragraph of 30 to 100 known tokens in the validation split, as its tokens spell it."""
     words = "the quick brown fox jumps over the lazy dog and the end"
@@ -178,3 +169,89 @@ def test_default_text_is_of_the_runs_corpus(pretrained, tmp_path):
     (tmp_path / "valid.idx").unlink()
     with pytest.raises(UserError, match=r"valid\.idx is missing.*: give a text with --sentence"):
         text_of_corpus(pretrained)
+
+
+LENGTH = 20
+
+
+def load(tmp_path, objective="amos", **settings):
+    task = {"tokens_per_sample": LENGTH}
+    return load_checkpoint(write_run(tmp_path, objective, task=task, kernels="reference", **settings))
+
+
+def masked(loaded, blocks, seed):
+    settings = {"tokens_per_block": LENGTH, "mask_prob": 0.15, "training": False}
+    return MaskedBlockDataset(blocks, loaded.dictionary, seed=seed, **settings)
+
+
+@pytest.mark.parametrize("separate", [False, True])
+def test_losses_equal_a_naive_loop(tmp_path, separate, monkeypatch):
+    """Two blocks at a time; sampled from the logits of one depth, detected block by block, -log P in double precision."""
+    monkeypatch.setattr(inspection, "TOKENS_AT_ONCE", 2 * LENGTH)
+    loaded = load(tmp_path, separate_generators=separate)
+    model, text = loaded.model, "\n".join(CORPUS)
+    blocks = held_out_blocks(loaded, text)
+    assert torch.cat(list(blocks)).tolist() == loaded.tokens(text)[1:].tolist()
+    assert max(map(len, blocks)) == LENGTH - 1
+    before = torch.get_rng_state()
+    found = replaced_token_losses(loaded, blocks, seed=5, num_masked=10_000)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert [depth_losses.depth for depth_losses in found] == ["1", "2", "4"]
+
+    dataset = masked(loaded, blocks, seed=5)
+    for depth, depth_losses in enumerate(found):
+        losses, num_masked = [], 0
+        for start in range(0, len(blocks), 2):
+            batch = dataset.collater([dataset[i] for i in range(start, min(start + 2, len(blocks)))])["net_input"]
+            torch.manual_seed(noise_seed(Purpose.VALIDATION_NOISE, 5, depth, start))
+            logits = model.predict_logits(PretrainingBatch(**batch))[0][depth]
+            logits = logits.masked_fill(model.never_sampled_mask, float("-inf"))
+            sampled = gumbel_max(logits, gumbel_noise(logits))
+            for row, tokens in enumerate(batch["tokens"]):
+                slots = [i for i in range(sampled.size(1)) if batch["masked_weights"][row, i]]
+                corrupted = tokens.clone()
+                for i in slots:
+                    corrupted[batch["masked_positions"][row, i]] = sampled[row, i]
+                detected = model.detection_head(model.extract_features(corrupted[None]))[0].detach().double().sigmoid()
+                changed = [t for t in range(LENGTH) if corrupted[t] != tokens[t]]
+                losses += [-math.log(detected[t]) for t in changed]
+                num_masked += len(slots)
+        assert depth_losses.num_masked == num_masked
+        assert losses
+        assert depth_losses.losses == pytest.approx(losses, rel=1e-4)
+        assert depth_losses.recall == pytest.approx(np.mean([loss < math.log(2) for loss in losses]))
+
+
+def test_every_sample_is_one_token_and_every_logit_is_minus_one(tmp_path):
+    """By hand: -log P(replaced) = log(1 + e), at masked tokens that are not the sampled one."""
+    loaded = load(tmp_path)
+    model = loaded.model
+    always = int(loaded.tokens("the")[1])
+    with torch.no_grad():
+        model.mlm_heads[0].bias[always] += 1e4
+        model.detection_head.output.weight.zero_()
+        model.detection_head.output.bias.fill_(-1)
+    blocks = held_out_blocks(loaded, "the dog and the fox " * 12)
+    dataset = masked(loaded, blocks, seed=1)
+    originals = [int(dataset[n]["tokens"][i]) for n in range(len(blocks)) for i in dataset[n]["positions"]]
+    replaced = sum(token != always for token in originals)
+    assert 0 < replaced < len(originals)
+    for depth_losses in replaced_token_losses(loaded, blocks, seed=1, num_masked=10_000):
+        assert depth_losses.num_masked == len(originals)
+        assert depth_losses.losses == pytest.approx([math.log(1 + math.e)] * replaced)
+        assert depth_losses.recall == 0
+
+
+REPLACE_MLM = {"main_objective": "replace_mlm"}
+
+
+@pytest.mark.parametrize(
+    ("objective", "settings"),
+    [("electra", {}), ("electra", REPLACE_MLM), ("teams", {"encoder_layers": 4}), ("electric", {}), ("mlm", {})],
+)
+def test_objectives(tmp_path, objective, settings):
+    loaded = load(tmp_path, objective, **settings)
+    losses = replaced_token_losses(loaded, held_out_blocks(loaded, CORPUS[0]), seed=1, num_masked=1)
+    detects = objective != "mlm" and settings != REPLACE_MLM
+    assert [depth_losses.depth for depth_losses in losses] == ["2"] * detects
+    assert all(np.isfinite(depth_losses.losses).all() and len(depth_losses.losses) for depth_losses in losses)
