@@ -15,6 +15,7 @@ from amos_fairseq.checkpoint_files import checkpoint_file
 from amos_fairseq.errors import UserError
 from amos_fairseq.output.terminal import say
 from amos_fairseq.recipes import DEFAULT_VOCABULARY
+from amos_fairseq.text import LARGEST_VOCABULARY
 
 
 def import_fairseq(
@@ -65,6 +66,7 @@ def number(kind: Callable[[str], float], least: float, most: float = math.inf) -
 
 
 SIZE = number(int, 1)
+VOCABULARY_SIZE = number(int, 6, LARGEST_VOCABULARY)  # with the special symbols, <mask> and a piece
 
 
 def refuse_given(args: argparse.Namespace, names: Iterable[str], reason: str) -> None:
@@ -93,7 +95,7 @@ def add_configuration(parser: argparse.ArgumentParser, example: str) -> None:
     add_overrides(parser, example)
     text = "number of dictionary entries, special tokens included "
     text += f"(default: that of the checkpoint, or of task.data where it is set, or {DEFAULT_VOCABULARY})"
-    add("--vocabulary-size", type=int, metavar="N", help=text)
+    add("--vocabulary-size", type=VOCABULARY_SIZE, metavar="N", help=text)
 
 
 def add_overrides(parser: argparse.ArgumentParser, example: str) -> None:

@@ -10,7 +10,7 @@ DESCRIPTION = """\
 Count the floating point operations of a configuration on its own model, loss and batch, without data: the matrix products of
 the forward and backward pass as autograd runs them (the backward pass costs twice the forward pass, less where a gradient is
 stopped). What model.kernels runs on a GPU is counted: the output layer computes its logits once for loss and samples, and again
-in the backward pass. Inference is the forward pass of the final encoder. The optimizer's step is not counted. An update
+in the backward pass. Inference is the forward pass of the final encoder over 128 tokens. The optimizer's step is not counted. An update
 consists of the batches of all ranks: one rank per GPU of this machine, unless
 distributed_training.distributed_world_size sets another number.
 """
@@ -19,8 +19,6 @@ distributed_training.distributed_world_size sets another number.
 def add_parser(subparsers: Any) -> None:
     parser = add_subcommand(subparsers, "flops", "count the FLOPs of training and inference", DESCRIPTION, run)
     add_configuration(parser, "optimization.max_update=1000")
-    text = "number of input tokens for inference (default: 128, or the maximum of the model if that is less)"
-    parser.add_argument("--length", type=int, metavar="T", help=text)
     text = "count the reference implementation (model.kernels=reference), which keeps all logits instead of computing "
     text += "them again, samples from logits of its own, and computes the last layer at every position "
     parser.add_argument("--reference", action="store_true", help=text + "(default: count what model.kernels runs)")
@@ -34,7 +32,7 @@ def run(arguments: argparse.Namespace) -> None:
     cfg, vocabulary_size = read_configuration(arguments.config, arguments.overrides)
     if arguments.vocabulary_size is not None:
         vocabulary_size = arguments.vocabulary_size
-    report = report_flops(cfg, vocabulary_size, arguments.length, arguments.reference)
+    report = report_flops(cfg, vocabulary_size, arguments.reference)
     if arguments.json:
         print(json.dumps({"config": arguments.config, **report.as_json()}, indent=2))
     else:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from amos_fairseq.cli.arguments import add_subcommand, import_fairseq
+from amos_fairseq.cli.arguments import VOCABULARY_SIZE, add_subcommand, import_fairseq
 from amos_fairseq.recipes import (
     DEFAULT_VOCABULARY,
     RECIPES,
@@ -34,7 +34,7 @@ def add_parser(subparsers: Any) -> None:
     tiny, mini = VOCABULARY_OF_WIDTH[64], VOCABULARY_OF_WIDTH[128]
     text = "number of dictionary entries, special tokens included "
     text += f"(default: {DEFAULT_VOCABULARY}; {tiny} for the tiny recipes, {mini} for mini)"
-    add("--vocabulary-size", type=int, metavar="N", help=text)
+    add("--vocabulary-size", type=VOCABULARY_SIZE, metavar="N", help=text)
     add("--json", action="store_true", help="print JSON instead of a table")
 
 

@@ -6,7 +6,6 @@ from typing import Any
 
 from amos_fairseq.cli.arguments import SIZE, add_checkpoint, add_subcommand, import_fairseq, refuse_given
 from amos_fairseq.errors import UserError
-from amos_fairseq.scoring import PAIR_SUFFIXES
 
 DESCRIPTION = """\
 Score each line of FILE with CHECKPOINT: log p of every token given all others, in nats, and their sum, the
@@ -28,8 +27,8 @@ def add_parser(subparsers: Any) -> None:
     add("file", metavar="FILE", nargs="?", help="UTF-8 text, one sequence per line; - for the standard input")
     text = "tab-separated values with a header, or one JSON object per line (default: tsv)"
     add("--format", choices=("tsv", "jsonl"), help=text)
-    text = "file for the scores; with --pairs NAME.json, beside which NAME.md, NAME.csv and NAME.pairs.csv are written "
-    add("--out", metavar="OUT", type=Path, help=text + "(default: the terminal)")
+    text = "file for the scores; with --pairs JSON (default: the terminal)"
+    add("--out", metavar="OUT", type=Path, help=text)
     add("--batch-tokens", type=SIZE, metavar="N", default=2048, help="tokens of a batch; give more on a GPU")
     add("--device", default="cpu", help="device to compute on, such as cuda or cuda:1")
     add = parser.add_argument_group("minimal pairs").add_argument
@@ -54,26 +53,17 @@ def run(arguments: argparse.Namespace) -> None:
     if arguments.pairs is None:
         scorer = build_token_scorer(loaded, arguments.batch_tokens)
         score_file(loaded, scorer, arguments.file, arguments.format or "tsv", out)
-        if out is not None:
-            print(f"scores: {out}")
-        return
-    table = score_pairs(loaded, arguments.pairs, arguments.batch_tokens, out)
-    table.print()
+    else:
+        score_pairs(loaded, arguments.pairs, arguments.batch_tokens, out).print()
     if out is not None:
-        print("results: " + ", ".join(str(out.with_suffix(suffix)) for suffix in PAIR_SUFFIXES))
+        print(f"scores: {out}")
 
 
 def check_arguments(arguments: argparse.Namespace) -> None:
-    is_pairs, out = arguments.pairs is not None, arguments.out
-    if (arguments.file is None) != is_pairs:
+    out = arguments.out
+    if (arguments.file is None) == (arguments.pairs is None):
         arguments.parser.error("give either FILE or --pairs FILE")
-    refuse_given(arguments, ["format"] if is_pairs else [], "has no effect with --pairs")
-    if out is None:
-        return
-    if is_pairs and out.suffix != ".json":
-        arguments.parser.error(f"--out {out} must end with .json: the tables get the same name with .md and .csv")
+    refuse_given(arguments, [] if arguments.pairs is None else ["format"], "has no effect with --pairs")
     inputs = [Path(path).resolve() for path in arguments.pairs or [arguments.file]]
-    for path in [out.with_suffix(suffix) for suffix in PAIR_SUFFIXES] if is_pairs else [out]:
-        if path.resolve() in inputs or path.is_dir():
-            what = "folder" if path.is_dir() else "input file"
-            raise UserError(f"--out {out} would overwrite the {what} {path}: give another name")
+    if out is not None and (out.resolve() in inputs or out.is_dir()):
+        raise UserError(f"--out {out} is an input file or a folder: give another name")

@@ -40,7 +40,7 @@ from amos_fairseq.recipes import DEFAULT_VOCABULARY, VOCABULARY_OF_WIDTH, Costs,
 from amos_fairseq.recipes.composition import compose_recipe
 from amos_fairseq.setting_checks import check_ranges, describe, model_settings
 from amos_fairseq.tasks.text_pretraining import TextPretrainingConfig, TextPretrainingTask
-from amos_fairseq.text import LARGEST_VOCABULARY, MASK_SYMBOL
+from amos_fairseq.text import MASK_SYMBOL
 
 aten = torch.ops.aten
 DEVICE = torch.device("meta")
@@ -97,18 +97,20 @@ class CountedUpdate:
         return count_matmuls(lambda: self.criterion(self.model, self.batch))
 
 
-def build_update(cfg: DictConfig, task: FairseqTask, reference: bool = False) -> CountedUpdate:
-    """Build on the meta device what a run trains, where no kernel of a particular device runs.
+def build_update(cfg: DictConfig, vocabulary_size: int | None = None, reference: bool = False) -> CountedUpdate:
+    """Build on the meta device what ``fairseq-hydra-train`` would train, where no kernel of a particular device runs.
 
     ``model.kernels=triton`` is counted as ``fast``, whose products it repeats or skips in the same places.
 
     Args:
-        cfg: resolved, as fairseq's trainer gets it.
-        task: of pretraining, with its vocabulary.
+        cfg: composed and resolved, as fairseq's trainer gets it.
+        vocabulary_size: number of dictionary entries, special symbols and ``<mask>`` included; None reads the dictionary of
+            ``task.data``.
         reference: build the reference implementation instead, without recomputed layers.
     """
     if reason := why_not_counted(cfg):
         raise UserError(reason)
+    task = build_task(cfg.task, vocabulary_size)
     with DEVICE:
         settings = {"kernels": "reference" if cfg.model.kernels == "reference" else "fast", "compile": False}
         if reference:
@@ -203,12 +205,7 @@ def checkpoint_configuration(
         missing += ["embed_tokens.weight"] * ("embed_tokens.weight" not in state["model"])
     except OmegaConfBaseException as error:
         missing = [describe(error)]
-    except (
-        AttributeError,
-        KeyError,
-        TypeError,
-        ValueError,
-    ) as error:  # a section of another type, an unknown criterion
+    except (AttributeError, KeyError, TypeError, ValueError) as error:  # another type of section, an unknown criterion
         missing = [f"{type(error).__name__} {error}"]
     if missing:
         raise UserError(
@@ -217,25 +214,13 @@ def checkpoint_configuration(
     return cfg, state["model"]["embed_tokens.weight"].size(0)
 
 
-def build_counted_update(cfg: DictConfig, vocabulary_size: int | None = None, reference: bool = False) -> CountedUpdate:
-    """Build what ``fairseq-hydra-train`` would train: :func:`~amos_fairseq.flops.build_update`.
-
-    Args:
-        cfg: composed and resolved, as fairseq's trainer gets it.
-        vocabulary_size: number of dictionary entries, special symbols and ``<mask>`` included; None reads the dictionary of
-            ``task.data``.
-    """
-    return build_update(cfg, build_task(cfg.task, vocabulary_size), reference)
-
-
 def training_flops(cfg: DictConfig, vocabulary_size: int | None = None, reference: bool = False) -> TrainingFlops:
-    """Count one update of the model and criterion of ``cfg``, assuming full blocks; the arguments of
-    :func:`build_counted_update`.
+    """Count one update of the model and criterion of ``cfg``, assuming full blocks; the arguments of :func:`build_update`.
 
     Raises:
         UserError: the settings describe no pretraining run, or one without an end or with a varying cost per update.
     """
-    return build_counted_update(cfg, vocabulary_size, reference).training()
+    return build_update(cfg, vocabulary_size, reference).training()
 
 
 def count_costs(name: str, config_dir: Path, vocabulary_size: int | None = None) -> Costs:
@@ -278,9 +263,6 @@ def synthetic_dictionary(size: int) -> Dictionary:
     """Build a dictionary of ``size`` entries, special symbols and ``<mask>`` included; pieces have counts as in a corpus."""
     dictionary = Dictionary()
     num_pieces = size - len(dictionary) - 1
-    if num_pieces < 1 or size > LARGEST_VOCABULARY:
-        smallest = len(dictionary) + 2  # with a piece, and <mask>
-        raise UserError(f"a vocabulary of {size} cannot be counted: give from {smallest} to {LARGEST_VOCABULARY:,}")
     for number in range(num_pieces):
         dictionary.add_symbol(f"piece{number}", n=num_pieces - number)
     dictionary.add_symbol(MASK_SYMBOL)
@@ -292,7 +274,7 @@ class FlopsReport(NamedTuple):
 
     Attributes:
         modules: forward pass per token, by part of the model.
-        inference_length: number of tokens that the encoder processes.
+        inference_length: number of tokens that the encoder processes: 128 as in thesis Table 5.3, or the model's maximum.
         inference: forward pass of the final encoder alone; None if no encoder remains after training (TwoTower).
     """
 
@@ -316,20 +298,10 @@ class FlopsReport(NamedTuple):
         }
 
 
-def report_flops(
-    cfg: DictConfig, vocabulary_size: int | None, inference_length: int | None, reference: bool = False
-) -> FlopsReport:
-    """Count training and inference.
-
-    Args:
-        cfg, vocabulary_size, reference: see :func:`~amos_fairseq.flops.build_counted_update`.
-        inference_length: number of tokens; None takes the 128 of thesis Table 5.3, or the maximum length of the model.
-    """
-    update = build_counted_update(cfg, vocabulary_size, reference)
-    longest = update.model.max_positions()
-    length = min(128, longest) if inference_length is None else inference_length
-    if not 1 <= length <= longest:
-        raise UserError(f"--length {length}: the model takes 1 to {longest} tokens (model.max_positions)")
+def report_flops(cfg: DictConfig, vocabulary_size: int | None, reference: bool = False) -> FlopsReport:
+    """Count training and inference; the arguments of :func:`build_update`."""
+    update = build_update(cfg, vocabulary_size, reference)
+    length = min(128, update.model.max_positions())
     modules, inference = modules_per_token(update), inference_flops(update.model, length)
     return FlopsReport(update, modules, update.training(), length, inference)
 

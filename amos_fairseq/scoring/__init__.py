@@ -1,3 +1,1 @@
 """Scoring of text by a model: pseudo-log-likelihoods (thesis section 5.4.5), and accuracy on minimal pairs."""
-
-PAIR_SUFFIXES = (".json", ".md", ".csv", ".pairs.csv")  # of the files of `amos score --pairs --out NAME.json`

@@ -19,16 +19,14 @@ from typing import Any
 
 from amos_fairseq.checkpoints.read import LoadedCheckpoint
 from amos_fairseq.errors import UserError
-from amos_fairseq.files import csv_text, distinct_names, file_sha256, json_text, write_text
+from amos_fairseq.files import distinct_names, file_sha256, json_text, write_text
 from amos_fairseq.inputs.files import read_lines
 from amos_fairseq.output.tables import Table, format_score
 from amos_fairseq.output.terminal import say
-from amos_fairseq.scoring import PAIR_SUFFIXES
 from amos_fairseq.scoring.lines import DECIMALS, EncodedLine, encoded_lines, score_lines
 from amos_fairseq.scoring.token_scorers import DetectionScorer, TokenScorer, build_pair_scorer
 from amos_fairseq.untrusted import LONGEST_NAME, parse_json, plain_name
 
-FORMAT = 2
 NO_TERM = "-"
 LONGEST_SENTENCE = 1_000_000  # characters
 PLL = "sum of log p(piece | all others), the pseudo-log-likelihood, in nats"
@@ -107,20 +105,17 @@ def read_pairs(path: Path) -> list[MinimalPair]:
 def encode_pairs(
     loaded: LoadedCheckpoint, pairs: Sequence[MinimalPair]
 ) -> tuple[list[MinimalPair], list[tuple[EncodedLine, EncodedLine]]]:
-    """Return the pairs that the model can read, without those with a sentence longer than its limit, and their sentences."""
+    """Return the pairs that the model can read, without those with an empty sentence or one longer than its limit, and their
+    sentences."""
     limit = loaded.model.max_positions()
     encoded = encoded_lines(loaded, (text for pair in pairs for text in (pair.good, pair.bad)))
     readable, sentences = [], []
     for pair, good, bad in zip(pairs, encoded, encoded, strict=True):  # the lines of a pair follow one another
-        if not (good.pieces and bad.pieces):
-            raise UserError(f"{pair.place}: a sentence has no character that the tokenizer keeps: write one")
-        if max(len(good.tokens), len(bad.tokens)) <= limit:
+        if good.pieces and bad.pieces and max(len(good.tokens), len(bad.tokens)) <= limit:
             readable.append(pair)
             sentences.append((good, bad))
     if not readable:
-        raise UserError(
-            f"--pairs has no pair of sentences of at most {limit} tokens, the limit of the model: give {FORM}"
-        )
+        raise UserError(f"--pairs has no pair of sentences of 3 to {limit} tokens, the limit of the model: give {FORM}")
     return readable, sentences
 
 
@@ -146,7 +141,7 @@ def scores_of(
 
 
 def score_pairs(loaded: LoadedCheckpoint, files: Sequence[Path], tokens_per_batch: int, out: Path | None) -> Table:
-    """Score all pairs, return the table of accuracies, and write :func:`save_results` to ``out``."""
+    """Score all pairs, return the table of accuracies, and write :func:`results_json` to ``out``."""
     scorer = build_pair_scorer(loaded, tokens_per_batch)
     pairs_of = {file: read_pairs(file) for file in files}
     pairs = [pair for of_file in pairs_of.values() for pair in of_file]
@@ -156,12 +151,12 @@ def score_pairs(loaded: LoadedCheckpoint, files: Sequence[Path], tokens_per_batc
         f"{len(pairs):,} pairs in {len(pairs_of):,} files; the first: {first.good!r:.100} > {first.bad!r:.100}", "score"
     )
     scores = scores_of(loaded, scorer, pairs, sentences)
-    num_too_long = len(pairs) - len(readable)
+    num_left_out = len(pairs) - len(readable)
     objective = type(loaded.model).__name__.removesuffix("Model").lower()
     definition = DETECTION if isinstance(scorer, DetectionScorer) else PLL
     (run,) = distinct_names([loaded.file.resolve().parent])
     title = f"Minimal pairs: {run} ({objective}) after {loaded.num_updates:,} updates, accuracy in %"
-    table = results_table(title, readable, scores, list(table_notes(definition, scores, num_too_long)))
+    table = results_table(title, readable, scores, list(table_notes(definition, scores, num_left_out)))
     if out is not None:
         checkpoint = {"file": str(loaded.file), "sha256": file_sha256(loaded.file)}
         setup = {
@@ -170,9 +165,9 @@ def score_pairs(loaded: LoadedCheckpoint, files: Sequence[Path], tokens_per_batc
             "score": definition,
             "files": [{"file": str(file), "sha256": file_sha256(file), "pairs": len(pairs_of[file])} for file in files],
             "max_tokens": loaded.model.max_positions(),
-            "too_long": num_too_long,
+            "left_out": num_left_out,
         }
-        save_results(out, setup, readable, scores, table)
+        write_text(out, json_text(results_json(setup, readable, scores, table)))
     return table
 
 
@@ -202,23 +197,22 @@ def results_table(title: str, pairs: Sequence[MinimalPair], scores: Scores, note
     return Table(title, ["UID", "pairs", "accuracy"], rows, notes)
 
 
-def table_notes(definition: str, scores: Scores, num_too_long: int) -> Iterator[str]:
+def table_notes(definition: str, scores: Scores, num_left_out: int) -> Iterator[str]:
     """Yield what a reader of the accuracies must know."""
     yield "a pair is right if the good sentence has the higher score, and one half if both scores are equal; chance is 50"
     yield f"score: {definition}"
     yield f"equal scores, of {len(scores):,} pairs: {accuracy_of(scores).ties:,}"
     yield "95 % interval: Wilson's, as if the pairs were independent"
-    if num_too_long:
-        yield f"pairs left out because a sentence is longer than the model's limit: {num_too_long:,}"
+    if num_left_out:
+        yield f"pairs left out because a sentence is empty or longer than the model's limit: {num_left_out:,}"
 
 
-def save_results(out: Path, setup: dict[str, Any], pairs: Sequence[MinimalPair], scores: Scores, table: Table) -> None:
-    """Write the results beside ``out``, NAME.json, each file atomically.
+def results_json(setup: dict[str, Any], pairs: Sequence[MinimalPair], scores: Scores, table: Table) -> dict[str, Any]:
+    """Return the content of the file ``--out``::
 
-    NAME.md, NAME.csv: the table. NAME.pairs.csv: the scores of each pair. NAME.json::
-
-        {"format": 2, "setup": {...}, "notes": [...], "overall": {GROUP, "interval": [percent, percent]},
-         "terms": [{"term": ..., GROUP}, ...], "uids": [{"term": ..., "uid": ..., GROUP}, ...]}
+        {"setup": {...}, "notes": [...], "overall": {GROUP, "interval": [percent, percent]},
+         "terms": [{"term": ..., GROUP}, ...], "uids": [{"term": ..., "uid": ..., GROUP}, ...],
+         "pairs": [{"file": ..., "line": ..., "good": score, "bad": score}, ...]}
 
     GROUP is ``"pairs": n, "accuracy": percent, "ties": n``.
     """
@@ -229,12 +223,11 @@ def save_results(out: Path, setup: dict[str, Any], pairs: Sequence[MinimalPair],
 
     groups = list(groups_of(pairs))
     overall = group(range(len(pairs))) | {"interval": [round(limit, 4) for limit in accuracy_of(scores).interval()]}
-    content = {"format": FORMAT, "setup": setup, "notes": list(table.notes), "overall": overall}
+    content = {"setup": setup, "notes": list(table.notes), "overall": overall}
     content["terms"] = [{"term": term, **group(members)} for term, uid, members in groups if uid is None]
     content["uids"] = [{"term": term, "uid": uid, **group(members)} for term, uid, members in groups if uid is not None]
-    lines = [["file", "line", "linguistics_term", "UID", "good", "bad"]]
-    for pair, both in zip(pairs, scores, strict=True):
-        lines.append([str(pair.file), pair.line, pair.term, pair.uid, *(f"{score:.{DECIMALS}f}" for score in both)])
-    write_text(out.with_suffix(PAIR_SUFFIXES[-1]), csv_text(lines))
-    table.save(out)
-    write_text(out, json_text(content))
+    content["pairs"] = [
+        {"file": str(pair.file), "line": pair.line, "good": round(good, DECIMALS), "bad": round(bad, DECIMALS)}
+        for pair, (good, bad) in zip(pairs, scores, strict=True)
+    ]
+    return content

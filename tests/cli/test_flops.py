@@ -21,11 +21,11 @@ def flops(capsys: pytest.CaptureFixture, *arguments: str) -> dict[str, Any]:
 
 
 def test_name_path_and_overrides_describe_one_recipe(capsys: pytest.CaptureFixture, tmp_path: Path) -> None:
-    sizes = ("--vocabulary-size", "600", "--length", "10")
+    sizes = ("--vocabulary-size", "600")
     by_name = flops(capsys, "mlm_tiny", "--set", "optimization.max_update=7", *sizes)
     expected = training_flops(compose_recipe("mlm_tiny", ["optimization.max_update=7"]), 600)
     assert by_name["training"]["total"] == expected.total == 7 * expected.per_update
-    assert (by_name["embedding_rows"], by_name["inference"]["tokens"]) == (640, 10)
+    assert (by_name["embedding_rows"], by_name["inference"]["tokens"]) == (640, 64)
     mine = tmp_path / "mine.yaml"
     mine.write_text("defaults: [_self_, /mlm_base, /sizes/common_tiny, seven@_global_]\n")
     (tmp_path / "seven.yaml").write_text("optimization: {max_update: 7}\n")
@@ -51,8 +51,7 @@ def test_run_is_counted_with_its_own_settings_and_vocabulary(capsys: pytest.Capt
     [
         (["amos_nope"], "there is no recipe amos_nope"),
         (["mlm_tiny", "--set", "model.encoder_layrs=3"], "encoder_layrs"),
-        (["mlm_tiny", "--length", "65"], "--length 65: the model takes 1 to 64 tokens"),
-        (["mlm_tiny", "--vocabulary-size", "5"], "give from 6 to"),
+        (["mlm_tiny", "--vocabulary-size", "5"], "5 must be at least 6"),
         (["mlm_tiny", "--set", "optimization.max_update=0"], "sets no end"),
         (["mlm_tiny", "--set", "dataset.batch_size=null"], "has no room for a sequence"),
         (["mlm_tiny", "--set", "model.encoder_attention_heads=3"], "multiple of the number of attention heads"),

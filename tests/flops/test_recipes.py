@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from amos_fairseq import flops as counting
 from amos_fairseq.errors import UserError
-from amos_fairseq.flops import build_counted_update, count_matmuls, report_flops, training_flops
+from amos_fairseq.flops import build_update, count_matmuls, report_flops, training_flops
 from amos_fairseq.recipes.composition import compose_recipe
 
 META = torch.device("meta")
@@ -176,7 +176,7 @@ def test_a_frozen_generator_has_no_backward_pass(tmp_path: Path) -> None:
     """An encoder of the discriminator's sizes as the generator: two forward passes and one backward."""
     file = write_untrained(tmp_path / "mlm.pt", "mlm_tiny", 600)
     one = ["dataset.batch_size=1", "optimization.update_freq=[1]", f"model.generator_checkpoint={file}"]
-    forward = report_flops(recipe("electra_tiny", *one), 600, inference_length=None)
+    forward = report_flops(recipe("electra_tiny", *one), 600)
     parts = {name: flops * 64 for name, flops in forward.modules.items()}
     encoder = parts["discriminator"] - skipped(64, 10, 64)
     assert parts["frozen_generator"] == pytest.approx(encoder + mlm_head(10, 64, 64))
@@ -199,7 +199,7 @@ def step_on_cpu(cfg: DictConfig) -> tuple[int, list[str]]:
     and the names of the parameters that learn but receive no gradient."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(counting, "DEVICE", torch.device("cpu"))
-        real = build_counted_update(cfg, 600, reference=True)
+        real = build_update(cfg, 600, reference=True)
     counter = FlopCounterMode(display=False, custom_mapping={torch.ops.aten.mv: lambda a, *_, **__: 2 * math.prod(a)})
     with counter:
         loss, _, _ = real.criterion(real.model, real.batch)

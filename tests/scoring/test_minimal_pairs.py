@@ -1,7 +1,6 @@
 """Minimal pairs: accuracies by hand, detection against a loop in float64, and the example."""
 
 import copy
-import csv
 import json
 import sys
 from collections import Counter
@@ -59,20 +58,15 @@ def write_pairs(file: Path, pairs: list[tuple[str, str]], **fields: str) -> Path
     return file
 
 
-def scores_of_pairs(out: Path) -> list[dict[str, str]]:
-    with out.with_suffix(".pairs.csv").open(encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))
-
-
-def scored(tmp_path: Path, loaded, pairs: list, tokens_per_batch: int = 64) -> tuple[list, dict]:
-    """The rows of the pairs, and what the JSON has."""
+def scored(tmp_path: Path, loaded, pairs: list, tokens_per_batch: int = 64) -> dict:
+    """What the JSON has."""
     out = tmp_path / "out.json"
     score_pairs(loaded, [write_pairs(tmp_path / "p.jsonl", pairs)], tokens_per_batch, out)
-    return scores_of_pairs(out), json.loads(out.read_text(encoding="utf-8"))
+    return json.loads(out.read_text(encoding="utf-8"))
 
 
 def test_accuracies_by_hand(runs, tmp_path, monkeypatch):
-    """Scores are given; the JSON, the table and the CSV have the accuracies of BY_HAND."""
+    """Scores are given; the JSON and the table have the accuracies of BY_HAND."""
     words = ["a", "the", "fox", "dog", "end", "lazy", "quick"]
     lines = []
     for word, (term, uid, _, _) in zip(words, BY_HAND, strict=True):
@@ -93,11 +87,8 @@ def test_accuracies_by_hand(runs, tmp_path, monkeypatch):
     assert result(content["overall"]) == (7, round(100 * 4 / 7, 4), 2)  # three right, two halves
     expected = [["all of npi", "3", "50.0"], ["all pairs", "7", "57.1"], ["95 % interval", "", "25.0 to 84.2"]]
     assert [row[:3] for row in table.rows[-3:]] == expected
-    assert out.with_suffix(".md").read_text(encoding="utf-8") == table.as_markdown()
-    assert out.with_suffix(".csv").read_text(encoding="utf-8") == table.as_csv()
-    found = [(row["linguistics_term"], row["UID"], row["good"], row["bad"]) for row in scores_of_pairs(out)]
-    assert found == [(term, uid, f"{good:.6f}", f"{bad:.6f}") for term, uid, good, bad in BY_HAND]
-    assert [row["line"] for row in scores_of_pairs(out)] == ["1", "3", "5", "7", "9", "11", "13"]
+    found = [(pair["line"], pair["good"], pair["bad"]) for pair in content["pairs"]]
+    assert found == [(1 + 2 * index, good, bad) for index, (_, _, good, bad) in enumerate(BY_HAND)]
 
 
 @pytest.mark.parametrize(("right", "pairs"), [(0, 5), (5, 5), (3, 7), (620, 1000), (1, 1)])
@@ -188,23 +179,23 @@ def test_sentences_that_are_read_alike_are_scored_once(runs, tmp_path, monkeypat
     monkeypatch.setattr(minimal_pairs, "score_lines", recorded)
     pairs = [("the fox  jumps", "the fox jumps"), ("the dog", "a lazy dog jumps"), ("the quick", "the  quick")]
     pairs += [("the dog", "a")]
-    rows, content = scored(tmp_path, load_checkpoint(runs["mlm"]), pairs, 20)
+    content = scored(tmp_path, load_checkpoint(runs["mlm"]), pairs, 20)
     assert content["overall"]["ties"] == 2
     lengths = [len(one.line.tokens) for one in lines]
     assert (len(lines), lengths) == (5, sorted(lengths, reverse=True))
-    plls = {" ".join(one.line.text.split()): f"{one.pll:.6f}" for one in lines}
-    found = [(row["good"], row["bad"]) for row in rows]
+    plls = {" ".join(one.line.text.split()): round(one.pll, 6) for one in lines}
+    found = [(pair["good"], pair["bad"]) for pair in content["pairs"]]
     assert found == [tuple(plls[" ".join(text.split())] for text in pair) for pair in pairs]
 
 
 def test_unknown_pieces_and_long_sentences(runs, tmp_path):
     loaded = load_checkpoint(runs["amos"])
-    pairs = [("the fox", f"the {UNKNOWN}"), ("the fox", "the fox " * 100), ("a dog", "the dog")]
-    rows, content = scored(tmp_path, loaded, pairs)
-    assert [row["line"] for row in rows] == ["1", "3"]
-    assert float(rows[0]["bad"]) < unknown_log_prob(len(UNKNOWN), len(loaded.dictionary))
-    assert (content["setup"]["too_long"], content["overall"]["pairs"]) == (1, 2)
-    with pytest.raises(UserError, match="no pair of sentences of at most 150 tokens"):
+    pairs = [("the fox", f"the {UNKNOWN}"), ("the fox", "the fox " * 100), ("a dog", "the dog"), ("a", "  ")]
+    content = scored(tmp_path, loaded, pairs)
+    assert [pair["line"] for pair in content["pairs"]] == [1, 3]
+    assert content["pairs"][0]["bad"] < unknown_log_prob(len(UNKNOWN), len(loaded.dictionary))
+    assert (content["setup"]["left_out"], content["overall"]["pairs"]) == (2, 2)
+    with pytest.raises(UserError, match="no pair of sentences of 3 to 150 tokens"):
         scored(tmp_path, loaded, pairs[1:2])
 
 
