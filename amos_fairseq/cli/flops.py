@@ -10,8 +10,8 @@ DESCRIPTION = """\
 Count the floating point operations of a configuration on its own model, loss and batch, without data: the matrix products of
 the forward and backward pass as autograd runs them (the backward pass costs twice the forward pass, less where a gradient is
 stopped). What model.kernels runs on a GPU is counted: the output layer computes its logits once for loss and samples, and again
-in the backward pass. Inference is the forward pass of the final encoder over 128 tokens. The optimizer's step is not counted. An update
-consists of the batches of all ranks: one rank per GPU of this machine, unless
+in the backward pass. Inference is the forward pass of the final encoder over 128 tokens, or the model's maximum. The
+optimizer's step is not counted. An update consists of the batches of all ranks: one rank per GPU of this machine, unless
 distributed_training.distributed_world_size sets another number.
 """
 
