@@ -6,11 +6,15 @@ fraction of a second, and :func:`load` and the commands that need fairseq regist
 package together with fairseq calls :func:`register` before it imports fairseq.
 """
 
+import contextlib
 import functools
 import importlib
+import logging
 import sys
+import types
+from collections.abc import Iterator
 from os import PathLike
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
@@ -23,11 +27,52 @@ OBJECTIVES = ("mlm", "electra", "teams", "electric", "amos")
 DOWNSTREAM_TASKS = ("words.task", "spans.task", "texts.task", "multi_task.task")
 
 
+@contextlib.contextmanager
+def root_logger_kept() -> Iterator[None]:
+    """Import fairseq inside: two of its tasks configure logging when they are imported, so that every library would print."""
+    handlers, level = logging.root.handlers[:], logging.root.level
+    try:
+        yield
+    finally:
+        logging.root.handlers[:] = handlers
+        logging.root.setLevel(level)
+
+
+SCORES = ("sklearn", "sklearn.metrics", "scipy.stats")
+
+
+class _Later(types.ModuleType):
+    """A module whose functions are imported when they are called."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return getattr(importlib.import_module(self.__name__), name)(*args, **kwargs)
+
+        return call
+
+
+@contextlib.contextmanager
+def scores_imported_later() -> Iterator[None]:
+    """Import fairseq inside: two of its files import scikit-learn and scipy, a quarter of the time that it takes."""
+    postponed = {name: _Later(name) for name in SCORES if name not in sys.modules}
+    for name, module in postponed.items():
+        package, _, attribute = name.rpartition(".")
+        if package in postponed:
+            setattr(postponed[package], attribute, module)
+    sys.modules.update(postponed)
+    try:
+        yield
+    finally:
+        for name in postponed:
+            del sys.modules[name]
+
+
 @functools.cache
 def register() -> None:
     """Import fairseq, patch it, and register the tasks, models, criterions, optimizers and schedules of this package, once."""
-    from amos_fairseq.fairseq_import import root_logger_kept, scores_imported_later
-
     with root_logger_kept():
         with scores_imported_later():
             from amos_fairseq import compat

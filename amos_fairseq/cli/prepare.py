@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from amos_fairseq import root_logger_kept
 from amos_fairseq.cli.arguments import SIZE, HelpFormatter, add_label_columns, add_subcommand, add_unlabeled
 from amos_fairseq.downstream.texts.glue.tasks import TASKS
-from amos_fairseq.fairseq_import import root_logger_kept
 from amos_fairseq.inputs import BLANK, LINE, TEXT_COLUMN
 from amos_fairseq.output.terminal import ending_in_one_line
 from amos_fairseq.text import DEFAULT_VOCAB_SIZE

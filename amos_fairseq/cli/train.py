@@ -11,7 +11,7 @@ MINUTES = number(float, 1e-3)
 DESCRIPTION = """\
 Train a recipe: fairseq-hydra-train with the folder and name of the recipe and with this package as common.user_dir, from any
 directory. The same command continues the run in checkpoint.save_dir. Several ranks: torchrun --nproc-per-node N --no-python
-amos train ... Words that start with a hyphen go to Hydra: --multirun starts a sweep, --cfg job prints the settings and stops.
+amos train ... Words that start with a hyphen go to Hydra: --cfg job prints the settings and stops.
 """
 
 

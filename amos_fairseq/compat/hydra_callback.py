@@ -47,12 +47,19 @@ class ImportPlugin(Callback):
             _check_writable(config.hydra.run.dir)
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
-        """Check the folders of the sweep as that of a single run, and choose the names of the folders of its jobs.
+        """Refuse Hydra's own launcher, check the folder of the sweep, and choose the names of the folders of its jobs.
+
+        That launcher trains one job after the other in this process, in which fairseq keeps what belongs to a run.
 
         Only the settings that differ between the jobs name them (``hydra.sweep.subdir``): a sweep over the learning rate
         that is continued with a larger ``max_update`` finds the folders of its jobs.
         """
         with report_user_errors():
+            if config.hydra.launcher._target_.endswith(".BasicLauncher"):
+                raise UserError(
+                    "--multirun needs a launcher that starts a process for each job, such as submitit's: give one, or "
+                    "start one command after the other, each with its own checkpoint.save_dir"
+                )
             _check_writable(config.hydra.sweep.dir)
         overrides = OverridesParser.create().parse_overrides(list(config.hydra.overrides.task))
         fixed = ["checkpoint.save_dir", *(each.key_or_group for each in overrides if not each.is_sweep_override())]

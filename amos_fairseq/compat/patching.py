@@ -13,6 +13,7 @@ import functools
 import importlib
 import importlib.util
 import inspect
+import logging
 import sys
 import threading
 import warnings
@@ -24,8 +25,6 @@ from typing import Any, NamedTuple
 from hydra._internal.config_repository import CachingConfigRepository, IConfigRepository
 from hydra.core.config_store import ConfigStore
 from torch.nn import Module, Parameter
-
-from amos_fairseq.fairseq_import import silence_text_to_speech
 
 SCRIPT_NAMES = ("fairseq_cli.train", "__main__", "__mp_main__")
 
@@ -127,7 +126,8 @@ def silence_harmless_warnings() -> None:
     """Silence warnings of fairseq and Hydra that a user cannot act on. Call before fairseq is imported."""
     for message in HARMLESS_WARNINGS:
         warnings.filterwarnings("ignore", message=message)
-    silence_text_to_speech()
+    # Importing its text-to-speech task logs a line about tensorboardX.
+    logging.getLogger("fairseq.tasks.text_to_speech").setLevel(logging.WARNING)
 
 
 def hide_broken_torchaudio() -> None:

@@ -49,7 +49,7 @@ class WarmupStableDecayConfig(FairseqDataclass):
 
 @register_lr_scheduler("warmup_stable_decay", dataclass=WarmupStableDecayConfig)
 class WarmupStableDecay(FairseqLRScheduler):
-    """The schedule. With ``minutes``, :class:`amos_fairseq.run.time_budget.TimeBudget` sets ``seconds`` before each update.
+    """The schedule. With ``minutes``, :class:`amos_fairseq.run.schedule.TimeBudget` sets ``seconds`` before each update.
 
     Attributes:
         seconds: of training under this schedule, all parts of the run together; 0 without ``minutes``.

@@ -17,12 +17,9 @@ from amos_fairseq.errors import CollapsedError, DivergedError
 from amos_fairseq.functional.replaced_token_detection import EQUAL_LOGITS
 from amos_fairseq.optim.warmup_stable_decay import schedule_of
 from amos_fairseq.run.hook import Hook
-from amos_fairseq.run.progress import numeric_stats
 from amos_fairseq.setting_checks import setting
 
 logger = logging.getLogger(__name__)
-
-NARROW, NEAR_CHANCE = 0.95, 0.55  # first component and AUC of a discriminator that may collapse (docs/collapse.md)
 
 
 class FiniteUpdates(Hook):
@@ -239,19 +236,6 @@ class Collapse(Hook):
             raise_on_every_rank(f"{message}; --collapse-updates 0 (task.collapse_updates) trains on", CollapsedError)
         if self.count == patience and trainer.is_data_parallel_master:
             logger.warning(message)
-
-    def before_logging(self, save_dir: str, split: str, update: int, values: dict[str, Any]) -> None:
-        """Warn of states of held-out text that vary in one direction only, while detection is near chance."""
-        numbers = numeric_stats(values)
-        component, auc = numbers.get("rtd_first_component"), numbers.get("rtd_auc")
-        if split == "train" or component is None or auc is None:
-            return
-        if component > NARROW and auc < NEAR_CHANCE:
-            logger.warning(
-                "update %d: the discriminator tells hardly anything apart (AUC %.2f) and its states vary in one direction "
-                "(first component %.2f): it may collapse; see docs/collapse.md, where model.discriminator_lr_scale=0.2 helped",
-                *(update, auc, component),
-            )
 
     def before_save(self, trainer: Trainer, state: dict[str, Any]) -> None:
         state["extra_state"][self.STATE] = self.count

@@ -28,17 +28,16 @@ from torch.utils.data._utils import signal_handling
 from amos_fairseq.compat import device_reads, distribution, mixed_precision, patching
 from amos_fairseq.compat.patching import Patch, Script
 from amos_fairseq.errors import UserError, report_user_errors
-from amos_fairseq.run import mistakes, names, resume, signals, time_budget
+from amos_fairseq.run import mistakes, resume, schedule, signals
 from amos_fairseq.run.health import Collapse, CollapseSettings, Divergence, DivergenceSettings, FiniteUpdates
 from amos_fairseq.run.hook import Hook
 from amos_fairseq.run.kernels import Determinism, Kernels, Memory
-from amos_fairseq.run.phases import Phases
 from amos_fairseq.run.precision import Precision, PrecisionSettings
 from amos_fairseq.run.progress import MetricsLog, Progress
 from amos_fairseq.run.resume import Resume
+from amos_fairseq.run.schedule import Phases, TimeBudget
 from amos_fairseq.run.signals import SaveSettings, Signals
-from amos_fairseq.run.time_budget import TimeBudget
-from amos_fairseq.setting_checks import check_configuration
+from amos_fairseq.setting_checks import check_config, check_configuration, check_flags
 
 HOOKS: tuple[type[Hook], ...] = (
     Determinism,  # before anything computes on a GPU
@@ -49,7 +48,6 @@ HOOKS: tuple[type[Hook], ...] = (
     FiniteUpdates,  # before Divergence: it names the loss, and a nan is no divergence
     Divergence,
     Collapse,
-    names.BestMetric,
     MetricsLog,  # before Progress: it records what fairseq logs, to which Progress adds the time to the end
     Progress,
     TimeBudget,  # after Resume, where the time of a branch begins; after Signals: their saves are no part of an update's time
@@ -79,16 +77,16 @@ def parse_args_and_arch(
     with report_user_errors():
         result = stock(parser, input_args, *args, **kwargs)
         flags = result if isinstance(result, Namespace) else result[0]
-        names.check_flags(flags)
+        check_flags(flags)
         mixed_precision.leave_tpu_to_its_flag(flags, sys.argv if input_args is None else input_args)
     return result
 
 
 def add_defaults(stock: Callable[..., Any], cfg: Any) -> None:
     """Everything is registered and nothing is built. Under Hydra called in the command and again in each rank."""
-    names.check_config(cfg)
+    check_config(cfg)
     resume.separate_jobs(cfg)
-    time_budget.stop_at_time_limit(cfg)
+    schedule.stop_at_time_limit(cfg)
     stock(cfg)
 
 

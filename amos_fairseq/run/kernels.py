@@ -22,9 +22,8 @@ from amos_fairseq.run.hook import Hook
 
 logger = logging.getLogger(__name__)
 
-# cuBLAS reads it when it starts in a process; PyTorch refuses matrix products under any other value than these.
+# cuBLAS reads it when it starts in a process; PyTorch refuses matrix products under any other value than :4096:8 and :16:8.
 WORKSPACE_VARIABLE = "CUBLAS_WORKSPACE_CONFIG"
-WORKSPACES = (":4096:8", ":16:8")
 # What torch.compile needs on each type of device.
 COMPILERS = {
     "cpu": "a C++ compiler (g++ or clang++; CXX names another one)",
@@ -56,11 +55,7 @@ class Determinism(Hook):
     def before_trainer(self, cfg: Any) -> None:
         if not OmegaConf.select(cfg, "model.deterministic") or visible_gpus(cfg) == 0:
             return
-        workspace = os.environ.setdefault(WORKSPACE_VARIABLE, WORKSPACES[0])
-        if workspace not in WORKSPACES:
-            raise UserError(
-                f"--deterministic does not work with {WORKSPACE_VARIABLE}={workspace}: unset it, or set it to {WORKSPACES[0]}"
-            )
+        os.environ.setdefault(WORKSPACE_VARIABLE, ":4096:8")
         torch.use_deterministic_algorithms(True)
         # By default PyTorch then also fills all new memory, for programs that read it before they write it. This one does not.
         torch.utils.deterministic.fill_uninitialized_memory = False
@@ -71,12 +66,8 @@ class Determinism(Hook):
 class Kernels(Hook):
     """``model.kernels`` and ``model.compile``: test what they need now, not with a long traceback in the first update.
 
-    Only a trainer compiles: a model that is exported, inspected or scored is never compiled. torch.compile starts silently at
-    the first update; the time that it takes is logged.
+    Only a trainer compiles: a model that is exported, inspected or scored is never compiled.
     """
-
-    def __init__(self) -> None:
-        self.started, self.seconds = 0.0, 0.0  # of torch.compile since the last update
 
     def after_trainer(self, trainer: Trainer) -> None:
         if str(OmegaConf.select(trainer.cfg, "model.kernels")) == "triton" and trainer.device.type == "cuda":
@@ -92,22 +83,6 @@ class Kernels(Hook):
         for module in trainer.get_model().modules():
             if isinstance(module, TransformerEncoder):
                 module.is_compiled = True
-        # Imported here, because it takes half a second that only --compile needs.
-        from torch._dynamo.callback import on_compile_end, on_compile_start
-
-        on_compile_start(self._start_clock)
-        on_compile_end(self._stop_clock)
-
-    def _start_clock(self, *details: Any) -> None:
-        self.started = time.perf_counter()
-
-    def _stop_clock(self, *details: Any) -> None:
-        self.seconds += time.perf_counter() - self.started
-
-    def after_update(self, trainer: Trainer, logged: Any) -> None:
-        if self.seconds > 0 and trainer.is_data_parallel_master:
-            logger.info(f"compiled for {self.seconds:.0f} seconds in update {trainer.get_num_updates()}")
-        self.seconds = 0.0
 
 
 def require_compiler(device: torch.device) -> None:

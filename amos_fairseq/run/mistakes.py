@@ -16,9 +16,7 @@ from typing import Any
 
 import torch
 from fairseq.distributed import utils as distributed_utils
-from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import JobReturn
-from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from amos_fairseq.checkpoint_files import describe_other_weights
@@ -87,31 +85,14 @@ def report(error: BaseException) -> int | None:
 
 @contextlib.contextmanager
 def exit_on_mistake() -> Iterator[None]:
-    """Turn what :func:`report` reports into ``SystemExit``, which neither Hydra nor a spawned rank catches.
-
-    Where this process trains the jobs of a sweep one after the other, raise a user's mistake: Hydra trains the other jobs, and
-    raises it at the end.
-    """
-    failed = None
+    """Turn what :func:`report` reports into ``SystemExit``, which neither Hydra nor a spawned rank catches."""
     try:
         yield
     except (Exception, KeyboardInterrupt) as error:
         code = report(error)
         if code is None:
             raise
-        if not (isinstance(error, UserError) and has_more_jobs()):
-            raise SystemExit(code) from None
-        failed = type(error)(str(error))
-    if failed is not None:  # without the frames of the job, which Hydra would keep with it until the end of the sweep
-        raise failed
-
-
-def has_more_jobs() -> bool:
-    """Return whether this process trains the jobs of a sweep one after the other: Hydra raises what one raises at the end."""
-    if not HydraConfig.initialized() or OmegaConf.is_missing(HydraConfig.get().job, "num"):
-        return False
-    is_basic = HydraConfig.get().launcher._target_.endswith(".BasicLauncher")
-    return is_basic and distributed_utils.get_global_world_size() == 1
+        raise SystemExit(code) from None
 
 
 def install_exception_hook() -> None:

@@ -1,8 +1,8 @@
 """The precision of a run: ``task.precision``, or fairseq's flags; and whether a device has fast bfloat16 products.
 
-``auto`` is bf16 where every rank's device has fast bfloat16 products, and float32 elsewhere; a run that continues keeps
-its own. The choice is made in the rank, since asking a GPU opens a CUDA context on it: in a launcher, that would keep the ranks
-off a GPU that admits one process. It is logged, and stored in the checkpoint as the settings that fairseq reads
+``auto`` is bf16 where the device of the first rank has fast bfloat16 products, and float32 elsewhere; a run that continues
+keeps its own. The choice is made in the rank, since asking a GPU opens a CUDA context on it: in a launcher, that would keep
+the ranks off a GPU that admits one process. It is logged, and stored in the checkpoint as the settings that fairseq reads
 (``common.bf16``, ``common.fp16``) and as ``task.precision``.
 
 Stock fairseq, as observed: ``--fp16`` on a CPU fails inside CUDA. Under
@@ -20,11 +20,10 @@ from typing import Any, NamedTuple, Optional  # fairseq reads the types of confi
 
 import torch
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
-from fairseq.distributed import utils as distributed_utils
 from fairseq.optim import OPTIMIZER_REGISTRY
 
 from amos_fairseq.checkpoint_files import read_header
-from amos_fairseq.compat.distribution import from_first_rank, sum_over_ranks, visible_gpus
+from amos_fairseq.compat.distribution import from_first_rank, visible_gpus
 from amos_fairseq.compat.patching import running_scripts
 from amos_fairseq.errors import UserError
 from amos_fairseq.recipes import PRECISIONS
@@ -47,7 +46,7 @@ class Saved(NamedTuple):
 
 
 class Device(NamedTuple):
-    """What all ranks of a run, or all runs of a benchmark, train on; ``reason`` says which of them support bfloat16."""
+    """What a run trains on; ``reason`` says whether it supports bfloat16."""
 
     on_gpu: bool
     supports_bf16: bool = True  # also where the precision does not depend on it
@@ -58,7 +57,7 @@ class Device(NamedTuple):
 class PrecisionSettings(FairseqDataclass):
     precision: Optional[ChoiceEnum(PRECISIONS)] = setting(  # noqa: UP045
         None,
-        "auto: bf16 where the device has fast bfloat16 products (of several ranks, each device), else "
+        "auto: bf16 where the device of the first rank has fast bfloat16 products, else "
         "float32; a run that continues keeps its own (default: --bf16 or --fp16, else float32)",
     )
 
@@ -105,13 +104,20 @@ def check_settings(cfg: Any) -> None:
 
 
 def set_precision(cfg: Any, on_gpu: bool, saved: Saved | None = None) -> str:
-    """Set the precision that the settings ask for on this device and those of the other ranks, log it and return it.
+    """Set the precision that the settings ask for on the device of the first rank, log it and return it.
 
     A collective operation. ``saved``: what the run continues.
     """
     request, setting = requested_precision(cfg)
-    device = device_of_ranks(on_gpu) if request in ("auto", "bf16") else Device(on_gpu)
-    name, reason = from_first_rank(lambda: choose(request, setting, device, saved))
+
+    def choose_here() -> tuple[str, str]:
+        if request not in ("auto", "bf16"):
+            return choose(request, setting, Device(on_gpu), saved)
+        supported = supports_bf16(on_gpu)
+        reason = f"this {'GPU' if on_gpu else 'processor'} has{'' if supported else ' no'} fast bfloat16 products"
+        return choose(request, setting, Device(on_gpu, supported, reason), saved)
+
+    name, reason = from_first_rank(choose_here)
     for flag in FLAGS:
         setattr(cfg.common, flag, flag == name)
     if getattr(cfg.task, "precision", None) is not None:
@@ -179,21 +185,6 @@ def saved_precision(cfg: Any) -> Saved | None:
 def precision_of(common: Mapping[str, Any]) -> str:
     """Return the precision that the section ``common`` of a run's settings states: float32 or one of :data:`FLAGS`."""
     return next((flag for flag in FLAGS if common.get(flag) is True), "float32")
-
-
-def device_of_ranks(on_gpu: bool) -> Device:
-    """Return whether the devices of all ranks have fast bfloat16 products. A collective operation."""
-    num_ranks = distributed_utils.get_global_world_size()
-    num_lacking = int(not supports_bf16(on_gpu))
-    if num_ranks > 1:  # alone, no tensor is read, which a step on fake tensors does not allow
-        num_lacking = int(sum_over_ranks(torch.tensor([num_lacking])))
-    devices = "GPU" if on_gpu else "processor"
-    if num_ranks > 1:
-        lacking = f"the {devices}s of {num_lacking} of {num_ranks} ranks have no"
-        reason = lacking if num_lacking else f"the {devices}s of all ranks have"
-    else:
-        reason = f"this {devices} has{' no' if num_lacking else ''}"
-    return Device(on_gpu, num_lacking == 0, f"{reason} fast bfloat16 products")
 
 
 def supports_bf16(on_gpu: bool) -> bool:

@@ -18,10 +18,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-import torch
-from fairseq import checkpoint_utils
 from fairseq.file_io import PathManager
-from fairseq.logging import progress_bar
 from filelock import FileLock
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
@@ -121,14 +118,6 @@ def separate_jobs(cfg: Any) -> None:
     if not HydraConfig.initialized() or OmegaConf.is_missing(HydraConfig.get().job, "num"):
         return
     folder = HydraConfig.get().sweep.subdir
-    # Hydra's own launcher runs the jobs in one process, in which fairseq keeps the writers and the best score of a run.
-    for writer in progress_bar._tensorboard_writers.values():
-        writer.close()
-    progress_bar._tensorboard_writers.clear()
-    vars(checkpoint_utils.save_checkpoint).pop("best", None)
-    for script in running_scripts():  # of early stopping
-        vars(script.should_stop_early).clear()
-    torch.use_deterministic_algorithms(False)  # model.deterministic sets it
     if folder not in ("", ".") and not cfg.checkpoint.save_dir.endswith(f"/{folder}"):
         cfg.checkpoint.save_dir = f"{cfg.checkpoint.save_dir}/{folder}"
 

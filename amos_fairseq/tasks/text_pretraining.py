@@ -110,7 +110,7 @@ class TextPretrainingTask(CorpusTask):
     _mask_weights: np.ndarray | None = None
     # [tokens of the dictionary] bool, of --whole-words.
     word_starts: np.ndarray | None = None
-    # Returns the phase of the next update: run/phases.py knows the updates and the time of the run.
+    # Returns the phase of the next update: run/schedule.py knows the updates and the time of the run.
     due_phase: Callable[[], int] | None = None
     # Of the last epoch that was begun, where the run has phases.
     phase_iterator: PhaseIterator | None = None

@@ -36,8 +36,16 @@ def test_jobs_of_a_launcher_import_nothing_from_the_current_folder(monkeypatch: 
 def test_a_folder_that_cannot_be_written_is_refused_before_hydra_writes_there(mode, tmp_path, capsys) -> None:
     (tmp_path / "file").touch()
     settings = {"job": {"name": "hydra_train"}, mode: {"dir": str(tmp_path / "file" / "run")}}
+    settings["launcher"] = {"_target_": "hydra_plugins.hydra_submitit_launcher.submitit_launcher.LocalLauncher"}
     config = OmegaConf.create({"hydra": settings})
     callback = ImportPlugin()
     start = callback.on_run_start if mode == "run" else callback.on_multirun_start
     line = error_line(capsys, lambda _: start(config))
     assert "file/run cannot be written (Not a directory): make room, permit writing, or give another --save-dir" in line
+
+
+def test_a_sweep_in_one_process_is_refused(capsys: pytest.CaptureFixture) -> None:
+    launcher = {"_target_": "hydra._internal.core_plugins.basic_launcher.BasicLauncher"}
+    config = OmegaConf.create({"hydra": {"launcher": launcher}})
+    line = error_line(capsys, lambda _: ImportPlugin().on_multirun_start(config))
+    assert "--multirun needs a launcher that starts a process for each job" in line

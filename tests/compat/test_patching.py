@@ -14,8 +14,7 @@ from forked_command import run_module
 from tiny_runs import ROOT
 from torch import nn
 
-import amos_fairseq  # noqa: F401  (patches fairseq)
-from amos_fairseq import fairseq_import
+import amos_fairseq
 from amos_fairseq.compat import PATCHES
 from amos_fairseq.compat.patching import Patch, Script, patch_training_script, stop_readers
 from amos_fairseq.run.hooks import REPLACED
@@ -102,10 +101,10 @@ def test_background_readers_end(size: int) -> None:
 
 def test_scores_are_imported_when_they_are_called(monkeypatch: pytest.MonkeyPatch) -> None:
     """With modules of the standard library, which this process may import twice."""
-    monkeypatch.setattr(fairseq_import, "SCORES", ("xml", "xml.dom", "colorsys"))
+    monkeypatch.setattr(amos_fairseq, "SCORES", ("xml", "xml.dom", "colorsys"))
     for name in [name for name in sys.modules if name.partition(".")[0] in ("xml", "colorsys")]:
         monkeypatch.delitem(sys.modules, name)
-    with fairseq_import.scores_imported_later():
+    with amos_fairseq.scores_imported_later():
         from colorsys import rgb_to_hsv
         from xml import dom
     assert "colorsys" not in sys.modules

@@ -3,7 +3,6 @@
 import functools
 import logging
 import os
-import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -176,9 +175,7 @@ def test_a_trainer_compiles_and_trains_what_eager_layers_train(traced: None, cap
         assert num_graphs() == 2
     torch.testing.assert_close(*states)
     said = [record.getMessage() for record in caplog.records if record.name == trainers.__name__]
-    assert said[0] == "compiling the encoder's layers: the first updates take about a minute longer"
-    assert re.fullmatch(r"compiled for \d+ seconds in update 1", said[1])
-    assert len(said) == 2
+    assert said == ["compiling the encoder's layers: the first updates take about a minute longer"]
 
 
 @pytest.mark.parametrize("backend", ["math", "cudnn"])

@@ -80,17 +80,3 @@ def test_same_command_continues_the_run_bit_for_bit(checkout, binarized_corpus, 
     assert losses[0] == losses[1]
     # "best" is the newest by definition.
     assert read_state(halves / "checkpoint_best.pt")["optimizer_history"][-1]["num_updates"] == 8
-
-
-@pytest.mark.slow
-def test_each_job_of_a_sweep_has_its_own_folder(checkout: Path, binarized_corpus: Path) -> None:
-    """Two learning rates: neither run continues or skips the other."""
-    sweep = [f"task.data={binarized_corpus}", "checkpoint.save_dir=runs/sweep", "optimization.lr=[0.001],[0.002]"]
-    done = hydra_train(checkout, *sweep, "task.precision=float32", "optimization.max_update=2", "--multirun")
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    runs = [checkout / "runs" / "sweep" / f"optimization.lr=[{rate}]" for rate in ("0.001", "0.002")]
-    assert sorted(path.parent for path in checkout.rglob("checkpoint_last.pt")) == runs
-    states = [read_state(run / "checkpoint_last.pt") for run in runs]
-    assert [state["optimizer_history"][-1]["num_updates"] for state in states] == [2, 2]
-    assert [state["cfg"]["optimization"]["lr"] for state in states] == [[0.001], [0.002]]
-    assert all(set(os.listdir(run)) >= {".hydra", "tensorboard", "tokenizer", "metrics.jsonl"} for run in runs)

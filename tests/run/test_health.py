@@ -177,17 +177,6 @@ def test_a_window_of_a_checkpoint_that_is_none_is_ignored(saved: object) -> None
     assert divergence.medians() == (2.0, 1.0)
 
 
-@pytest.mark.parametrize("split", ["valid", "train"])
-@pytest.mark.parametrize("component", [0.96, 0.94, NAN])
-@pytest.mark.parametrize("auc", [0.54, 0.56, NAN])
-def test_a_useless_discriminator_is_seen_at_a_validation(split, component, auc, caplog) -> None:
-    warns = (split, component, auc) == ("valid", 0.96, 0.54)
-    Collapse().before_logging("", split, 40, {"rtd_first_component": component, "rtd_auc": auc})
-    line = "update 40: the discriminator tells hardly anything apart (AUC 0.54) and its states vary in one direction"
-    assert (line in caplog.text) is warns
-    assert bool(caplog.text) is warns
-
-
 @pytest.mark.slow
 def test_a_collapsed_run_warns_and_ends(run_training: Callable, tmp_path: Path) -> None:
     """Linear layers that are 0, and a rate at which they stay so, give all tokens one probability."""

@@ -12,7 +12,7 @@ from fairseq.dataclass.configs import FairseqConfig
 from omegaconf import OmegaConf
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.run import hooks, names, resume, signals
+from amos_fairseq.run import hooks, resume, signals
 from amos_fairseq.run.hook import Hook
 from amos_fairseq.run.progress import MetricsLog
 
@@ -37,7 +37,7 @@ def happened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     for name in ("arrange_ranks", "check_connection"):
         monkeypatch.setattr(hooks.distribution, name, lambda *args: None)
     monkeypatch.setattr(hooks, "check_configuration", lambda *args: None)
-    monkeypatch.setattr(names, "check_flags", lambda *args: None)
+    monkeypatch.setattr(hooks, "check_flags", lambda *args: None)
     return moments
 
 

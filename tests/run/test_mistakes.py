@@ -13,7 +13,6 @@ from fairseq import optim
 from fairseq.data import Dictionary, NestedDictionaryDataset, RawLabelDataset
 from fairseq.tasks import FairseqTask
 from fairseq.tasks.masked_lm import MaskedLMTask
-from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import JobReturn, JobStatus
 from omegaconf import OmegaConf
 
@@ -100,20 +99,6 @@ def test_one_line_and_exit_code_one(capsys: pytest.CaptureFixture) -> None:
     with pytest.raises(ZeroDivisionError), exit_on_mistake():
         1 / 0  # noqa: B018
     assert capsys.readouterr().err == ""
-
-
-def test_a_failed_job_of_a_sweep_leaves_the_others(capsys, monkeypatch) -> None:
-    """Hydra collects exceptions, and raises the first one when all jobs have ended; SystemExit ends the sweep."""
-    launcher = {"_target_": "hydra._internal.core_plugins.basic_launcher.BasicLauncher"}
-    of_job = OmegaConf.create({"job": {"num": 1}, "launcher": launcher})
-    monkeypatch.setattr(HydraConfig, "initialized", lambda: True)
-    monkeypatch.setattr(HydraConfig, "get", lambda: of_job)
-    with pytest.raises(UserError, match="diverged"), exit_on_mistake():
-        raise UserError("diverged")
-    assert capsys.readouterr().err == "amos_fairseq: error: diverged\n"
-    of_job.launcher._target_ = "hydra_plugins.hydra_submitit_launcher.SlurmLauncher"
-    with pytest.raises(SystemExit), exit_on_mistake():
-        raise UserError("diverged")
 
 
 def job(error: Exception) -> JobReturn:

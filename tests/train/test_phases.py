@@ -13,7 +13,7 @@ from synthetic_corpus import make_task
 
 from amos_fairseq.data.phases import read_phases
 from amos_fairseq.optim.warmup_stable_decay import WarmupStableDecay, WarmupStableDecayConfig
-from amos_fairseq.run.phases import due_phase
+from amos_fairseq.run.schedule import due_phase
 
 # Of float32 parameters after sums in another order: see tests/train/test_family_ranks_and_resume.py.
 PARAMETER_TOLERANCE = 5e-5

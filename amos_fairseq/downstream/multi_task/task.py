@@ -173,8 +173,6 @@ class MultiTaskCriterion(LabeledCriterion):
     def __init__(self, task: Any) -> None:
         super().__init__(task)
         self.text_tasks, self.gold_weight = task.text_tasks, 1.0
-        mains = (f"{task.main_score}_{name}" for name, task in self.text_tasks.items())
-        self.of_validation = (AVERAGE, *mains)
 
     def forward(self, model: Any, sample: dict, reduce: bool = True) -> tuple[Tensor, int, dict[str, Any]]:
         """Return the summed loss (float32 scalar), the number of rows, and the sums to log."""

@@ -216,7 +216,6 @@ class TextClassificationCriterion(LabeledCriterion):
     def __init__(self, task: Any) -> None:
         super().__init__(task)
         self.kind, self.deviation = task.record["kind"], task.record.get("deviation", 1.0)
-        self.of_validation = SCORES[self.kind]  # what is not logged in training
         self.gold_weight = 1.0
 
     def forward(self, model: Any, sample: dict, reduce: bool = True) -> tuple[Tensor, int, dict[str, Any]]:

@@ -5,7 +5,6 @@ import dataclasses
 import logging
 import math
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -237,7 +236,6 @@ class SequenceTaggingCriterion(LabeledCriterion):
     def __init__(self, task: Any, label_smoothing: float) -> None:
         super().__init__(task)
         self.columns, self.label_smoothing = task.columns, label_smoothing
-        self.of_validation = scores_of(list(task.columns.values()))
 
     def forward(self, model, sample: dict, reduce: bool = True) -> tuple[Tensor, int, dict[str, Any]]:
         """Return the summed loss (float32 scalar), the number of words, and the sums to log."""
@@ -294,8 +292,6 @@ class DependencyParsingCriterion(LabeledCriterion):
     :func:`~amos_fairseq.downstream.words.views.add_cross_views` adds another term.
     """
 
-    of_validation = ("uas", "las")
-
     def __init__(self, task: Any) -> None:
         super().__init__(task)
         names = [label.partition(":")[0] for label in task.relations]
@@ -342,14 +338,6 @@ def log_loss(logging_outputs: list[dict[str, Any]]) -> dict[str, float]:
     totals = {key: float(total) for key, total in log_means(logging_outputs, "loss").items()}
     log_cross_views(totals)
     return totals
-
-
-def scores_of(columns: Sequence[Column]) -> list[str]:
-    """Return the names of all scores of the log."""
-    names = {column.name: list(scores(column.count([], []))) for column in columns}
-    if len(columns) == 1:
-        return names[columns[0].name]
-    return [AVERAGE, *(f"{name}_{column}" for column, of_column in names.items() for name in of_column)]
 
 
 def count_right(column: Column, logits: Tensor, sentences: dict[str, Any]) -> Counter[str]:

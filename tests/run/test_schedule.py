@@ -13,13 +13,13 @@ from fairseq.optim.sgd import SGD
 from omegaconf import OmegaConf
 from rank_functions import succeed_on_two_ranks
 
+from amos_fairseq import root_logger_kept
 from amos_fairseq.errors import UserError
-from amos_fairseq.fairseq_import import root_logger_kept
 from amos_fairseq.optim.warmup_stable_decay import WarmupStableDecay, WarmupStableDecayConfig
 from amos_fairseq.recipes.composition import compose_with_hydra
-from amos_fairseq.run import hooks, time_budget
+from amos_fairseq.run import hooks, schedule
 from amos_fairseq.run.resume import finished, refusal
-from amos_fairseq.run.time_budget import TimeBudget
+from amos_fairseq.run.schedule import TimeBudget
 
 PEAK, BUDGET, WARMUP = 0.5, 600.0, 0.1  # seconds; share
 UPDATE, VALIDATION, SAVE = 2.0, 15.0, 5.0  # seconds
@@ -38,7 +38,7 @@ def settings(**of_schedule: Any) -> Any:
     return OmegaConf.merge(cfg, {"lr_scheduler": of_schedule})
 
 
-def schedule(cfg: Any) -> WarmupStableDecay:
+def make_schedule(cfg: Any) -> WarmupStableDecay:
     sgd = OmegaConf.create({"lr": [PEAK], "momentum": 0.0, "weight_decay": 0.0})
     return WarmupStableDecay(cfg.lr_scheduler, SGD(sgd, [torch.nn.Parameter(torch.zeros(1))]))
 
@@ -54,7 +54,7 @@ class Run:
         self.counted = self.saved_at = 0.0  # of the clock, without the time that kills have lost
         self.epoch = 0  # its updates; 0: all of the run are one
         self.change = 1.0  # of the time of an update and a validation, in the second half of the budget
-        monkeypatch.setattr(time_budget, "clock", lambda: self.now)
+        monkeypatch.setattr(schedule, "clock", lambda: self.now)
         monkeypatch.setattr(script, "validate", self.validate)
         monkeypatch.setattr(checkpoint_utils, "save_checkpoint", self.save)
 
@@ -85,7 +85,7 @@ class Run:
 
     def start(self) -> Any:
         hooks.active[:] = [TimeBudget()]
-        self.updates, self.counted, lr_scheduler = 0, self.saved_at, schedule(self.cfg)
+        self.updates, self.counted, lr_scheduler = 0, self.saved_at, make_schedule(self.cfg)
         if self.state is not None:
             history = self.state["optimizer_history"][-1]
             self.updates = history["num_updates"]
@@ -206,12 +206,12 @@ def test_a_run_without_validation_ends_in_time(run: Callable[..., Run]) -> None:
 
 def test_updates_of_another_phase_do_not_say_how_long_a_validation_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Killed at a border: the checkpoint is of updates of 1 s, those of the new phase take 6 s, and a validation 100 s."""
-    monkeypatch.setattr(time_budget, "clock", lambda: 50.0)
+    monkeypatch.setattr(schedule, "clock", lambda: 50.0)
     cfg = settings(**MINUTES)
-    saved = schedule(cfg)
+    saved = make_schedule(cfg)
     saved.validation_seconds, saved.update_seconds, saved.update_phase = 100.0, 1.0, 0
     for phase, expected in ((0, 600.0), (1, 100.0)):
-        budget, resumed = TimeBudget(), schedule(cfg)
+        budget, resumed = TimeBudget(), make_schedule(cfg)
         resumed.load_state_dict(saved.state_dict())
         task = SimpleNamespace(phase_iterator=SimpleNamespace(phase=phase))
         trainer = SimpleNamespace(cfg=cfg, lr_scheduler=resumed, task=task, get_num_updates=lambda: 3)
@@ -224,9 +224,9 @@ def test_updates_of_another_phase_do_not_say_how_long_a_validation_takes(monkeyp
 def rates_on_two_ranks(rank: int) -> None:
     """The clock of the second rank is slower and began earlier; it has seen no validation."""
     ticks = itertools.count()
-    time_budget.clock = lambda: 100.0 * (1 - rank) + next(ticks) * (3.0 - rank)
+    schedule.clock = lambda: 100.0 * (1 - rank) + next(ticks) * (3.0 - rank)
     cfg = settings(**MINUTES)
-    budget, trainer = TimeBudget(), SimpleNamespace(cfg=cfg, lr_scheduler=schedule(cfg), get_num_updates=lambda: 3)
+    budget, trainer = TimeBudget(), SimpleNamespace(cfg=cfg, lr_scheduler=make_schedule(cfg), get_num_updates=lambda: 3)
     budget.after_load(None, trainer, None, None)
     trainer.lr_scheduler.validation_seconds = 20.0 * (1 - rank)
     mine = []
@@ -263,7 +263,7 @@ def test_refusals(changes: list[str], line: str) -> None:
 
 def test_a_run_of_updates_is_not_continued_with_minutes() -> None:
     """Its schedule would begin again. A branch begins one where it starts; a run of minutes has seconds."""
-    lr_scheduler = schedule(settings(**MINUTES))
+    lr_scheduler = make_schedule(settings(**MINUTES))
     trainer = SimpleNamespace(cfg=settings(), lr_scheduler=lr_scheduler, get_num_updates=lambda: 5)
     trainer.get_lr, trainer.get_model = lr_scheduler.optimizer.get_lr, SimpleNamespace
     found = []
@@ -277,7 +277,7 @@ def test_a_run_of_updates_is_not_continued_with_minutes() -> None:
 def test_time_replaces_the_updates_of_a_recipe_before_other_settings_follow_them() -> None:
     cfg = compose_with_hydra("mlm_tiny", ["lr_scheduler.minutes=6", "+model.max_update=${optimization.max_update}"])
     for _ in range(2):  # in the command and in each rank
-        time_budget.stop_at_time_limit(cfg)
+        schedule.stop_at_time_limit(cfg)
         found = cfg.optimization.max_update, cfg.model.max_update, cfg.lr_scheduler.total_num_update
         assert found == (0, 0, 1750)
 
