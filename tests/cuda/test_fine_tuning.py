@@ -5,11 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from fairseq.criterions.sentence_prediction import SentencePredictionConfig, SentencePredictionCriterion
-from fairseq.data import Dictionary
 from fairseq.logging import metrics
-from fairseq.tasks.sentence_prediction import SentencePredictionConfig as SentencePredictionTaskConfig
-from fairseq.tasks.sentence_prediction import SentencePredictionTask
 from fake_cuda import FakeCuda, fake_cuda, replace_tensors
 from omegaconf import open_dict
 from saved_models import write_run
@@ -41,7 +37,6 @@ from amos_fairseq.downstream.words.task import (
 from amos_fairseq.downstream.words.views import WORD_DROPOUT
 from amos_fairseq.experiments import PARSING_VIEWS, TAGGING_VIEWS
 
-NUM_CLASSES = 3
 VOCABULARY = Vocabulary(Path("dict.txt"), dictionary_sha256="", tokenizer_directory=None, tokenizer_sha256=None)
 
 
@@ -60,19 +55,6 @@ def batch_of(length: int, **more: Any) -> dict[str, Any]:
     net_input = {"src_tokens": tokens, "lengths": tokens.ne(1).sum(1).tolist()} | more
     ntokens = int(tokens.ne(1).sum())
     return {"id": torch.arange(3), "first_id": 0, "nsentences": 3, "ntokens": ntokens, "net_input": net_input}
-
-
-def classification(length: int) -> tuple[Any, Any, dict[str, Any]]:
-    labels = Dictionary()
-    for number in range(NUM_CLASSES):
-        labels.add_symbol(str(number))
-    # What the command line would resolve.
-    resolved = {"classification_head_name": "head", "regression_target": False}
-    settings = SentencePredictionTaskConfig(num_classes=NUM_CLASSES, **resolved)
-    task = SentencePredictionTask(settings, small_dictionary(), labels)
-    batch = batch_of(length) | {"target": torch.tensor([0, 2, 1])}
-    batch["net_input"]["src_lengths"] = torch.tensor(batch["net_input"].pop("lengths"))  # as fairseq collates
-    return task, SentencePredictionCriterion(SentencePredictionConfig(**resolved), task), batch
 
 
 def squad(head: str, length: int) -> tuple[Any, Any, dict[str, Any]]:
@@ -108,22 +90,23 @@ def several_tasks(length: int) -> tuple[Any, Any, dict[str, Any]]:
     return task, MultiTaskCriterion(task), batch_of(length, rows_of_heads=rows) | {"labels": labels}
 
 
-def words(length: int, columns: tuple[str, ...], views: str) -> tuple[Any, Any, dict[str, Any]]:
-    """Sentences of two words and of one, in two slots; of several columns the first has the first sentence. Half of the updates
-    have no unlabeled sentence."""
+def words(length: int) -> tuple[Any, Any, dict[str, Any]]:
+    """Sentences of two words and of one, in two slots; the first is of one column, the others of another one. Half of the
+    updates have no unlabeled sentence."""
     settings = {"unlabeled_start": 0.5, "max_update": 2, "total_num_update": 0}
+    views = ",".join((*TAGGING_VIEWS, WORD_DROPOUT))
     cfg = SequenceTaggingConfig(data="DATA", seed=1, views=views, **settings)
-    of_heads = {f"{name}_labels": Column(Path(name), name, ["A", "B", "O"], has_spans=False) for name in columns}
-    task = SequenceTaggingTask(cfg, VOCABULARY, small_dictionary(), of_heads)
-    batch = batch_of(length, word_positions=torch.tensor([[1, 2], [1, 0], [1, 3]]))
+    columns = {
+        f"{name}_labels": Column(Path(name), name, ["A", "B", "O"], has_spans=False) for name in ("upos", "chunk")
+    }
+    task = SequenceTaggingTask(cfg, VOCABULARY, small_dictionary(), columns)
+    rows = dict(zip(columns, (torch.tensor([0]), torch.tensor([1, 2])), strict=True))
+    batch = batch_of(length, word_positions=torch.tensor([[1, 2], [1, 0], [1, 3]]), rows_of_heads=rows)
     target, labels = torch.tensor([[0, 1], [2, NO_LABEL], [1, 0]]), [[0, 1], [2], [1, 0]]
     batch |= {"target": target, "labels": labels, "nwords": 5}
-    if len(columns) > 1:
-        rows = dict(zip(of_heads, (torch.tensor([0]), torch.tensor([1, 2])), strict=True))
-        batch["net_input"]["rows_of_heads"] = rows
-        batch["parts"] = {
-            head: {"target": target[own], "labels": [labels[row] for row in own.tolist()]} for head, own in rows.items()
-        }
+    batch["parts"] = {
+        head: {"target": target[own], "labels": [labels[row] for row in own.tolist()]} for head, own in rows.items()
+    }
     return task, SequenceTaggingCriterion(task, 0.1), with_unlabeled(batch, length)
 
 
@@ -134,8 +117,9 @@ def with_unlabeled(batch: dict[str, Any], length: int) -> dict[str, Any]:
     return batch | {"num_unlabeled_words": 5, "unlabeled_weight": 1.5}
 
 
-def trees(length: int, views: str) -> tuple[Any, Any, dict[str, Any]]:
+def trees(length: int) -> tuple[Any, Any, dict[str, Any]]:
     """Sentences of two words and of one, in two slots."""
+    views = ",".join(PARSING_VIEWS)
     cfg = DependencyParsingConfig(data="DATA", seed=1, views=views, unlabeled_start=0.5, max_update=2)
     column = Column(Path("DATA"), "deprel", ["root", "det"], has_spans=False)
     task = DependencyParsingTask(cfg, VOCABULARY, small_dictionary(), {TREES: column})
@@ -146,12 +130,10 @@ def trees(length: int, views: str) -> tuple[Any, Any, dict[str, Any]]:
 
 
 JOBS = {
-    "stock classes": classification,
     "number": number,
     "several tasks": several_tasks,
-    "words with views": lambda length: words(length, ("upos",), ",".join((*TAGGING_VIEWS, WORD_DROPOUT))),
-    "two columns with views": lambda length: words(length, ("upos", "chunk"), "future,past"),
-    "trees with views": lambda length: trees(length, ",".join(PARSING_VIEWS)),
+    "words with views": words,
+    "trees with views": trees,
     "spans, independent": lambda length: squad("independent", length),
     "spans, joint": lambda length: squad("joint", length),
 }
