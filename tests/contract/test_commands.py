@@ -9,7 +9,7 @@ import pytest
 from tiny_runs import ROOT, environment, run_process
 
 from amos_fairseq.cli import main as command
-from amos_fairseq.cli.main import build_parser, main
+from amos_fairseq.cli.main import main
 
 
 def amos(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess:
@@ -44,14 +44,6 @@ def test_help_of_a_subcommand_states_each_default(subcommand, defaults, capsys, 
         assert next(line for line in lines if line.strip().startswith(flag)).endswith(f"(default: {default})")
     undocumented = [line for line in lines if line.startswith("  --") and "(default: " not in line]
     assert [line.split()[0] for line in undocumented] == {}.get(subcommand, [])
-
-
-@pytest.mark.parametrize("arguments", [[], ["train"], ["report"], ["report", "run", "--colour"]])
-def test_unknown_words_and_missing_arguments_exit_with_2(arguments, capsys):
-    with pytest.raises(SystemExit) as exit_info:
-        build_parser().parse_args(arguments)
-    assert exit_info.value.code == 2
-    assert capsys.readouterr().err.startswith("usage: amos")
 
 
 # A command that only prints, as its argument says.

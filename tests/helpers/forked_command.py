@@ -90,9 +90,8 @@ def run_ranks(
     arguments: Sequence[str],
     environments: Sequence[Mapping[str, str]],
     cwd: Path = ROOT,
-    timeout: float = 300,
 ) -> list[subprocess.CompletedProcess[str]]:
-    """Run a command once with each environment, all at the same time; after ``timeout`` all are killed, which is an error."""
+    """Run a command once with each environment, all at the same time; after 300 s they are killed, which is an error."""
     with tempfile.TemporaryDirectory() as folder:
         outputs = [[Path(folder) / f"{name}{rank}" for name in ("out", "err")] for rank in range(len(environments))]
         ranks = [
@@ -100,7 +99,7 @@ def run_ranks(
             for paths, env in zip(outputs, environments, strict=True)
         ]
         try:
-            codes = [rank.wait(timeout) for rank in ranks]
+            codes = [rank.wait(300) for rank in ranks]
         finally:
             for rank in ranks:
                 rank.kill_group()  # and what it has started
@@ -109,10 +108,10 @@ def run_ranks(
 
 
 def run_module(
-    module: str, arguments: Sequence[str], cwd: Path = ROOT, env: Mapping[str, str] | None = None, timeout: float = 300
+    module: str, arguments: Sequence[str], cwd: Path = ROOT, env: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
     """Run a command, as :func:`run_ranks` does, once."""
-    return run_ranks(module, arguments, [env or {}], cwd, timeout)[0]
+    return run_ranks(module, arguments, [env or {}], cwd)[0]
 
 
 def run_command(module: str, arguments: Sequence[str], num_ranks: int = 1, env: Mapping[str, str] | None = None) -> str:
