@@ -213,7 +213,8 @@ def write_recipes(args: Adaptation, out: Path) -> None:
     """Import what has to be imported, and write the recipe of the training, after that of a new generator."""
     start = read_start(args.model, out / "model", args.objective, args.tokenizer)
     objective = args.objective or start.objective
-    generator = args.generator or default_generator(objective, start)
+    has_own = start.objective == objective and not start.is_new & {"generator", "generators"}
+    generator = args.generator or ([] if objective == MLM or has_own else [NEW])
     if reason := why_impossible(objective, generator, start):
         raise UserError(f"{args.model}: {reason}")
     model = settings_of_model(objective, generator, start)
@@ -228,12 +229,6 @@ def write_recipes(args: Adaptation, out: Path) -> None:
         positions = {"max_positions": model["max_positions"]}
         write_recipe(out / RECIPE_OF_GENERATOR, name, args, positions, RATE_OF_GENERATOR, out / "generator", start=None)
     write_recipe(out / RECIPE, f"{objective}_base", args, model, rate, out / "run", start.file)
-
-
-def default_generator(objective: str, start: Start) -> list[str]:
-    """Return the generator without ``--generator``: a new one, unless MODEL has its own or the objective needs none."""
-    has_own = start.objective == objective and not start.is_new & {"generator", "generators"}
-    return [] if objective == MLM or has_own else [NEW]
 
 
 def why_impossible(objective: str, generator: list[str], start: Start) -> str | None:

@@ -6,7 +6,7 @@ vectors = features.pooled()    # [3, D]; features.states[0, features.mask[0]] ar
 layers = encoder(["A text."], all_layers=True).layers    # layers[k] are the states of layer k, [1, T, D]
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import torch
@@ -96,12 +96,6 @@ class Encoder(nn.Module):
             for i, encoded in zip(batch, self._encode([inputs[i] for i in batch], all_layers), strict=True):
                 states[i] = encoded
         return self._features(inputs, states)
-
-    def encode(self, sequences: Sequence[Tensor]) -> list[Tensor]:
-        """Return the states, [L,D] each, of inputs that are framed and cut already, [L] int64."""
-        ends = [tokens.eq(self.loaded.dictionary.eos()).long() for tokens in sequences]
-        types = [(of_row.cumsum(0) - of_row).clamp(max=1) for of_row in ends]
-        return [states for (states,) in self._encode(list(zip(sequences, types, strict=True)), all_layers=False)]
 
     def _inputs(self, texts: str | Iterable[Text], truncate: bool) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield the tokens of each text or pair, [L] int64, and their types: 0 in the first text, its ``</s>`` included."""

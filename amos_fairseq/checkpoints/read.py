@@ -52,7 +52,6 @@ class LoadedCheckpoint:
         task, criterion: their settings, plain values.
         num_updates: optimizer steps until the checkpoint.
         parent: the checkpoint that the run started from (``--finetune-from-model``), as it was given; empty without one.
-        task_state: sha256 of what the weights depend on, such as the vocabulary.
         is_new: modules of imported weights that their source lacks: random values.
         heads: what the outputs of each head mean, which predicts labels.
     """
@@ -65,7 +64,6 @@ class LoadedCheckpoint:
     num_updates: int
     criterion: dict[str, Any]
     parent: str = ""
-    task_state: dict[str, Any] = field(default_factory=dict)
     is_new: frozenset[str] = frozenset()
     heads: dict[str, HeadOutputs] = field(default_factory=dict)
 
@@ -162,7 +160,6 @@ def restore_checkpoint(file: Path, state: dict[str, Any], tokenizer: CheckpointP
         num_updates,
         cfg.get("criterion") or {},
         parent_of(cfg),
-        task_state,
         newly_initialized(state),
         named_heads(file, model, cfg["task"], heads_in(task_state)),
     )
