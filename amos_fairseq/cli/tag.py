@@ -9,14 +9,11 @@ from amos_fairseq.cli.arguments import add_label_columns, add_subcommand, add_un
 from amos_fairseq.experiments import TAGGING_VIEWS
 
 DESCRIPTION = """\
-Fine-tune a checkpoint of this package on a column of labeled words (parts of speech, chunks, named entities): one
-fairseq-train process per seed, one at a time on each GPU. The command prints and saves medians and standard deviations of
-accuracy or, for labels that mark spans, span F1 (tagging.md, tagging.csv and tagging.json in OUT); each run also has its
-predictions.
-Several columns, given as --data A B, are learned together, by one model. With --views
-the model also learns from sentences without labels (cross-view training). After a stop the same command continues. Raw files
-are converted with the tokenizer of the checkpoint, once; OUT/data keeps the result. With --predict the run that is best on dev
-labels the words of another file.
+Fine-tune a checkpoint of this package on a column of labeled words (parts of speech, chunks, named entities), one run per
+seed. The command prints and saves medians and standard deviations of accuracy or, for labels that mark spans, span F1
+(tagging.md, tagging.csv and tagging.json in OUT); each run also has its predictions. After a stop the same command continues.
+Several columns, given as --data A B, are learned together, by one model. With --views the model also learns from sentences
+without labels (cross-view training). With --predict the run that is best on dev labels the words of another file.
 """
 
 

@@ -62,18 +62,13 @@ def test_a_checkpoint_says_what_its_heads_predict(tmp_path, capsys):
 # Of a stranger's checkpoint: what its task_state has as heads.
 DAMAGED = {
     "no object": [HEAD],
-    "no head": {TEXT_HEAD: ["no", "yes"]},
     "missing": {TEXT_HEAD: {"kind": "classes", "labels": ["no", "yes"]}},
     "kind": {TEXT_HEAD: HEAD | {"kind": "words of code"}},
-    "no labels": {TEXT_HEAD: HEAD | {"labels": []}},
     "number with labels": {TEXT_HEAD: HEAD | {"kind": "number"}},
     "equal labels": {TEXT_HEAD: HEAD | {"labels": ["no", "no"]}},
-    "labels of two lines": {TEXT_HEAD: HEAD | {"labels": ["no", "yes\nno"]}},
     "half of a pair": {TEXT_HEAD: HEAD | {"labels": ["no", "\ud800"]}},
-    "numbers": {TEXT_HEAD: HEAD | {"labels": [0, 1]}},
     "columns": {TEXT_HEAD: HEAD | {"text_columns": [1]}},
     "header": {TEXT_HEAD: HEAD | {"header": "yes"}},
-    "name of a head": {"": HEAD},
     "too many labels": {TEXT_HEAD: HEAD | {"labels": ["no", "maybe", "yes"]}},
 }
 

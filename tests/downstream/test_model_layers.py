@@ -191,7 +191,6 @@ def test_a_frozen_encoder_trains_the_head_on_fixed_features(layers: str) -> None
     [
         ({"layers": "5"}, r"--layers 5 is no layer of this encoder: give 1 to 4, last or mix"),
         ({"layers": "0"}, r"--layers 0 is no layer"),
-        ({"layers": "-1"}, r"--layers -1 is no layer"),
         ({"layers": "all"}, r"--layers all is no layer"),
         ({"layers": "2", "new_top_layers": 3}, r"--new-top-layers 3 must be from 0 to 2, the layers of the encoder"),
         ({"new_top_layers": -1}, r"new_top_layers|new-top-layers"),

@@ -139,9 +139,7 @@ def test_what_does_not_fit_is_refused_in_one_line(place, tmp_path, capsys):
     for flags, message in (
         (["--data", data["pos"], "--views", "full"], "--views full needs sentences without labels: give them with"),
         ([*files, "--unlabeled", source], "only --views learn from these sentences: give --views"),
-        ([*files, "--unlabeled", source, "--views", "full,up"], "--views full,up: give some of full,forward,backward"),
         (["--data", data["ner"], "--views", "full", "--set", "unlabeled_start=1"], "--unlabeled-start 1.0 must be"),
-        (["--data", data["pos"], "--labeled", "3"], "--labeled is for raw files"),
         (["--data", data["pos"], "--set", "label_smoothing=1"], "--label-smoothing 1.0 must be"),
     ):
         assert message in error_line(capsys, main, "tag", *start, *flags, reports_progress=True), flags

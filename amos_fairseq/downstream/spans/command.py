@@ -51,10 +51,6 @@ class SquadSettings:
     n_best: int = 20  # answers that are kept for each question
     score_by: str = "words"  # or characters, where these fit the dev contexts
 
-    def as_dict(self) -> dict[str, Any]:
-        answers = {"max_answer_length": self.max_answer_length, "n_best": self.n_best, "score_by": self.score_by}
-        return {"span_head": self.span_head, **self.windows._asdict(), **answers}
-
 
 def main(arguments: argparse.Namespace) -> None:
     session = session_from(arguments)
@@ -66,7 +62,8 @@ def main(arguments: argparse.Namespace) -> None:
     else:
         with session.preparing() as tokenizer:
             data = prepare_squad_inside(session.out, arguments.train, arguments.dev, tokenizer)
-    run_and_print(open_squad(session, data, settings))
+    squad = open_squad(session, data, settings)
+    run_and_print(squad)
 
 
 def read_settings(arguments: argparse.Namespace, max_positions: int) -> SquadSettings:
@@ -98,7 +95,7 @@ def open_squad(session: Session, data: Path, settings: SquadSettings) -> "Squad"
     session.checkpoint.check_tokenizer(data / "tokenizer")
     name = task_name(manifest["splits"]["valid"]["impossible"] > 0)
     examples = SquadWindowDataset(SquadSplit(data, "train"), limits=windows, training=True)
-    sha256 = content_sha256([manifest, settings.as_dict()])
+    sha256 = content_sha256([manifest, dataclasses.asdict(settings)])
     notes = [f"{name}: {note}" for note in manifest["splits"]["valid"]["notes"]]
     notes += [f"{name}: {OF_CHARACTERS}"] if score_by == "characters" else []
     task = BenchmarkTask(name, len(examples), "f1", sha256, trials, tuple(notes))

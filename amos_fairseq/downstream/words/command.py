@@ -250,10 +250,8 @@ def results_of_columns(result: RunResult) -> list[RunResult]:
     if len(names) == 1:
         return [result]
     main_scores = {name: main_score(f"{name} f1" in result.scores) for name in names}
-    return [
-        dataclasses.replace(of_column, task=task_of_column(of_column.task, names))
-        for of_column in divide(result, main_scores)
-    ]
+    parts = divide(result, main_scores)
+    return [dataclasses.replace(part, task=task_of_column(part.task, names)) for part in parts]
 
 
 def word_trials(

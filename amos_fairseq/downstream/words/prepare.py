@@ -92,12 +92,6 @@ class WordSource:
         files = {"train": self.train} | ({} if self.dev is None else {"valid": self.dev})
         return files if self.unlabeled in (None, REST) else files | {UNLABELED: Path(self.unlabeled)}
 
-    @property
-    def settings(self) -> dict[str, Any]:
-        """What determines the prepared data besides the files and the tokenizer, as plain values."""
-        settings = {name: getattr(self, name) for name in ("column", "columns", "labeled", "unlabeled")}
-        return settings | ({"unlabeled": "file"} if UNLABELED in self.files else {})
-
     def read_labeled(self, path: Path) -> WordFile:
         return read_sentences(path, self.columns, self.column)
 
@@ -131,7 +125,10 @@ class WordSource:
 
     def describe(self, tokenizer: Tokenizer) -> dict[str, Any]:
         """Return what determines the prepared data."""
-        return description_of(self.files, tokenizer, self.settings)
+        settings = {name: getattr(self, name) for name in ("column", "columns", "labeled", "unlabeled")}
+        if UNLABELED in self.files:
+            settings["unlabeled"] = "file"
+        return description_of(self.files, tokenizer, settings)
 
     def write(self, directory: Path, tokenizer: Tokenizer, description: dict[str, Any]) -> dict[str, list[Sentence]]:
         """Write all splits and the manifest, which begins with ``description``, into an empty folder; return the sentences."""
