@@ -8,14 +8,12 @@ import sys
 
 def start() -> None:
     """Set how this process imports, prints, waits and uses memory."""
-    from amos_fairseq.fairseq_import import silence_text_to_speech
     from amos_fairseq.process import keep_freed_memory, leave_out_current_folder, prepare_streams, wait_passively
 
     leave_out_current_folder()
     prepare_streams()
     wait_passively()
     keep_freed_memory()
-    silence_text_to_speech()
 
 
 def main() -> int:

@@ -29,7 +29,11 @@ DOWNSTREAM_TASKS = ("words.task", "spans.task", "texts.task", "multi_task.task")
 
 @contextlib.contextmanager
 def root_logger_kept() -> Iterator[None]:
-    """Import fairseq inside: two of its tasks configure logging when they are imported, so that every library would print."""
+    """Import fairseq inside: two of its tasks configure logging when they are imported, so that every library would print.
+
+    Another one, for text to speech, logs a line about tensorboardX.
+    """
+    logging.getLogger("fairseq.tasks.text_to_speech").setLevel(logging.WARNING)
     handlers, level = logging.root.handlers[:], logging.root.level
     try:
         yield

@@ -13,7 +13,6 @@ import functools
 import importlib
 import importlib.util
 import inspect
-import logging
 import sys
 import threading
 import warnings
@@ -126,8 +125,6 @@ def silence_harmless_warnings() -> None:
     """Silence warnings of fairseq and Hydra that a user cannot act on. Call before fairseq is imported."""
     for message in HARMLESS_WARNINGS:
         warnings.filterwarnings("ignore", message=message)
-    # Importing its text-to-speech task logs a line about tensorboardX.
-    logging.getLogger("fairseq.tasks.text_to_speech").setLevel(logging.WARNING)
 
 
 def hide_broken_torchaudio() -> None:
