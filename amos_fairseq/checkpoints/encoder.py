@@ -30,7 +30,7 @@ class Features(NamedTuple):
 
     Attributes:
         states: [B,T,D] hidden states of the last layer, or of the layer that :func:`load` was asked for, in the encoder's dtype
-            and on its device; 0 at padding. Of a model that was fine-tuned with ``--layers mix``, the mixture.
+            and on its device; 0 at padding.
         mask: [B,T] bool, True at real tokens, False at padding.
         tokens: [B,T] int64, the input: ``<s>``, pieces, ``</s>``.
         layers: with ``all_layers``, a tuple of such states: item 0 is the input of the first layer, item k the output of
@@ -135,9 +135,7 @@ class Encoder(nn.Module):
                 with_input=True,
                 lengths=[len(each) for each, _ in inputs],
             )
-            is_fine_tuned = self.is_fine_tuned and self.layer is None
-            states = self.model.read_layers(outputs) if is_fine_tuned else outputs[-1]
-        wanted = [states, *outputs] if all_layers else [states]
+        wanted = [outputs[-1], *outputs] if all_layers else [outputs[-1]]
         return [tuple(each[row, : len(tokens)] for each in wanted) for row, (tokens, _) in enumerate(inputs)]
 
     def _features(self, inputs: list[tuple[Tensor, Tensor]], encoded: list[tuple[Tensor, ...]]) -> Features:

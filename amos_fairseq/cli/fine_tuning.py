@@ -54,11 +54,6 @@ def add_arguments(
     add("--batch-size", type=int, metavar="N", help="batch size of every task (default: the recipe's)")
     text = "repeat all epochs until there are N updates or more, for small data (default: the recipe's)"
     add("--min-updates", type=int, metavar="N", help=text)
-    text = "the head reads layer K (a number from 1 on), and the layers above it are left out; mix: a learned mixture of all "
-    text += "layers; or last (default: the recipe's, last)"
-    add("--layers", metavar="K", help=text)
-    text = "start the N upper layers from new random weights, for small data (default: the recipe's, 0)"
-    add("--new-top-layers", type=int, metavar="N", help=text)
     text = "train the head alone, with a rate for it (0.001) instead of a built-in recipe's"
     add("--freeze-encoder", action="store_const", const=True, help=text)
     if has_pooling:

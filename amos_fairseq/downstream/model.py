@@ -4,7 +4,6 @@ The heads for texts are here, because fairseq's own ``sentence_prediction`` asks
 their tasks.
 """
 
-import dataclasses
 import logging
 import math
 import re
@@ -18,13 +17,10 @@ from torch import Tensor, nn
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.models.configuration import (
-    LAST_LAYER,
     EncoderConfig,
     PaddedVocabulary,
-    check_new_top_layers,
     embedding_width,
     make_transform,
-    parse_layers,
 )
 from amos_fairseq.models.pretraining import (
     CLASSIFICATION,
@@ -37,7 +33,7 @@ from amos_fairseq.models.pretraining import (
     same_shape,
 )
 from amos_fairseq.modules.encoder import LayerOutputs, initialize, mark_layer_depths, mark_lr_scale, mark_undecayed
-from amos_fairseq.modules.heads import ClassificationHead, LayerMixture
+from amos_fairseq.modules.heads import ClassificationHead
 from amos_fairseq.modules.modern_encoder import ModernBertEncoderConfig
 from amos_fairseq.setting_checks import check_ranges
 
@@ -45,8 +41,6 @@ logger = logging.getLogger(__name__)
 
 # Name of the head for texts, fairseq's own in ``sentence_prediction``.
 TEXT_HEAD = "sentence_classification_head"
-MIXTURE = "layer_mixture."
-NEW_LAYERS = "new_layers"
 
 
 @dataclass(frozen=True)
@@ -75,15 +69,10 @@ class FineTunedModel(BaseFairseqModel):
     It loads the encoder of a pretraining checkpoint. It also loads a fine-tuned checkpoint, with its heads if they have the
     shape of this task's heads.
 
-    ``--layers K`` keeps the K lower layers alone; with ``mix`` the heads read a :class:`LayerMixture` of the input of the first
-    layer and the outputs of all. ``--new-top-layers N`` leaves the N upper layers that are kept at their random initial
-    values when a checkpoint is loaded that has no such new layers yet (Zhang et al. 2021, "Revisiting Few-sample BERT
-    Fine-tuning", section 5). ``--freeze-encoder`` trains the heads, and the mixture, alone: the encoder has no dropout and no
-    gradients.
+    ``--freeze-encoder`` trains the heads alone: the encoder has no dropout and no gradients.
 
     Raises:
         UserError: a setting is out of range.
-        ValueError: ``--layers`` or ``--new-top-layers`` do not fit the encoder.
     """
 
     def __init__(
@@ -95,15 +84,7 @@ class FineTunedModel(BaseFairseqModel):
         self.vocabulary = vocabulary
         self.pretrained = pretrained(cfg)
         self.embed_tokens = vocabulary.embedding(embedding_width(cfg))
-        shape = self.pretrained.config()
-        num_layers, is_mixed = parse_layers(cfg.layers, shape.num_layers)
-        check_new_top_layers(cfg.new_top_layers, num_layers, cfg.freeze_encoder)
-        self.num_pretrained_layers = shape.num_layers
-        self.encoder = dataclasses.replace(shape, num_layers=num_layers).build()
-        self.layer_mixture = LayerMixture(num_layers + 1) if is_mixed else None
-        # First and last new layer. In a checkpoint they say that these layers have been trained: loaded again, they stay.
-        first_new = num_layers - cfg.new_top_layers + 1
-        self.register_buffer(NEW_LAYERS, torch.tensor([first_new, num_layers]) if cfg.new_top_layers else None)
+        self.encoder = self.pretrained.config().build()
         self.newly_initialized: list[str] = []  # weights of heads that the loaded checkpoint does not have
         self.initialize(self)
         for module in self.frozen_modules:
@@ -151,12 +132,12 @@ class FineTunedModel(BaseFairseqModel):
             raise UserError(f"--pooling {self.cfg.pooling} has no effect on a head for {what}: leave it out")
 
     def extract_features(self, tokens: Tensor, lengths: Sequence[int] | None = None) -> Tensor:
-        """Compute the states that the heads read, of the last layer or a mixture of all: [B,T] int64 -> [B,T,D].
+        """Compute the states of the last layer, which the heads read: [B,T] int64 -> [B,T,D].
 
         Args:
             lengths: number of tokens of each sequence. The encoder then computes nothing at padding.
         """
-        return self.read_layers(self.all_states(tokens, lengths))
+        return self.all_states(tokens, lengths)[-1]
 
     def all_states(self, tokens: Tensor, lengths: Sequence[int] | None = None) -> LayerOutputs:
         """Compute the input of the first layer and the output of every layer: [B,T] int64 -> 1 + layers tensors [B,T,D]."""
@@ -164,10 +145,6 @@ class FineTunedModel(BaseFairseqModel):
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.cfg.freeze_encoder):
             embeddings, types = self.embed_tokens(tokens), self.token_types(tokens)
             return self.encoder(embeddings, padding_mask, token_types=types, with_input=True, lengths=lengths)
-
-    def read_layers(self, states: LayerOutputs) -> Tensor:
-        """Return what the heads read of :meth:`all_states`."""
-        return states[-1] if self.layer_mixture is None else states.mix(self.layer_mixture)
 
     def padding_mask(self, tokens: Tensor) -> Tensor:
         return tokens.eq(self.vocabulary.pad)
@@ -189,18 +166,15 @@ class FineTunedModel(BaseFairseqModel):
         """Turn the weights of a checkpoint, in place, into those of this model; refuse an encoder of another shape."""
         self.pretrained.take(state_dict)
         here = self.state_dict()
-        self._choose_layers(state_dict, here)
         self.take_heads(state_dict, here)
         for key in sorted(here.keys() | state_dict.keys()):
             if not is_of_head(key) and not same_shape(key, state_dict, here):
                 raise UserError(
                     "the checkpoint holds another encoder than the flags describe: "
-                    f"{describe_mismatch(key, state_dict, here)}; give its --arch, sizes, --layers, --max-positions and "
+                    f"{describe_mismatch(key, state_dict, here)}; give its --arch, sizes, --max-positions and "
                     "--relative-position-scheme, and data that were binarized with its tokenizer (SAVE_DIR/tokenizer)"
                 )
         unused = [key for key in state_dict if is_of_head(key) and not same_shape(key, state_dict, here)]
-        if MIXTURE + "scores" in unused:  # of another number of layers
-            unused.append(MIXTURE + "scale")
         for key in unused:
             del state_dict[key]
         self.newly_initialized = [key for key in here if is_of_head(key) and key not in state_dict]
@@ -212,26 +186,6 @@ class FineTunedModel(BaseFairseqModel):
 
     def take_heads(self, state_dict: dict[str, Tensor], here: dict[str, Tensor]) -> None:
         """Change the heads of a checkpoint, in place, before those that fit are loaded; ``here``: weights of this model."""
-
-    def _choose_layers(self, state_dict: dict[str, Tensor], here: dict[str, Tensor]) -> None:
-        """Leave out the layers above ``--layers``, and replace those of ``--new-top-layers``, in place."""
-        kept, num_new, trained = len(self.encoder.layers), self.cfg.new_top_layers, state_dict.pop(NEW_LAYERS, None)
-        if num_new:
-            state_dict[NEW_LAYERS] = self.new_layers
-            first, last = self.new_layers.tolist()
-            which = f"in the layers from {first} on (--new-top-layers {num_new})"
-            if trained is not None and trained.tolist() == [first, last]:
-                logger.info(f"random weights of an earlier run are kept {which}")
-                num_new = 0
-            else:
-                logger.info(f"new random weights {which}")
-        for key in list(state_dict):
-            match = re.match(rf"{re.escape(ENCODER)}layers\.(\d+)\.", key)
-            number = int(match.group(1)) if match else -1
-            if kept <= number < self.num_pretrained_layers:
-                del state_dict[key]
-            elif kept - num_new <= number < kept:
-                state_dict[key] = here[key]
 
 
 @reads_heads(CLASSIFICATION)
@@ -332,8 +286,7 @@ class TextModel(FineTunedModel):
     def _start_from_pooler(self, state_dict: dict[str, Tensor]) -> None:
         """Make BERT's pooler, tanh(W h + b) of the last state of the first token, the dense layer of every head, in place."""
         cfg = self.cfg
-        reads_the_same = cfg.pooling == "first" and cfg.layers == LAST_LAYER and not cfg.new_top_layers
-        if not (POOLER.keys() <= state_dict.keys() and reads_the_same and cfg.pooler_activation_fn == "tanh"):
+        if not (POOLER.keys() <= state_dict.keys() and cfg.pooling == "first" and cfg.pooler_activation_fn == "tanh"):
             return
         pooler = {end: state_dict.pop(key) for key, end in POOLER.items()}
         for name in self.classification_heads:
@@ -343,7 +296,7 @@ class TextModel(FineTunedModel):
 
 def is_of_head(key: str) -> bool:
     """Return whether a weight of a fine-tuned model belongs to a head, not to the encoder."""
-    return not key.startswith((ENCODER, EMBEDDING)) and key != NEW_LAYERS
+    return not key.startswith((ENCODER, EMBEDDING))
 
 
 def scale_of(bits: Tensor | None) -> tuple[float, float]:

@@ -35,7 +35,7 @@ from amos_fairseq.experiments.records import (
     summarize,
 )
 from amos_fairseq.files import TOKENIZER_DIRECTORY, file_sha256
-from amos_fairseq.models.configuration import OF_PROCESS, EncoderConfig, check_new_top_layers, parse_layers
+from amos_fairseq.models.configuration import OF_PROCESS, EncoderConfig
 from amos_fairseq.models.electric import NO_ENCODER
 from amos_fairseq.modules.heads import LINEAR_HEAD
 from amos_fairseq.output.tables import Table
@@ -55,7 +55,7 @@ BRANCH_FIELDS = {"representation", "task_heads", "mws_loss_weight", "rtd_loss_we
 OF_RECIPE = {"dropout", "attention_dropout", "pooler_dropout"}
 MODEL_FIELDS = ({field.name for field in dataclasses.fields(EncoderConfig)} | BRANCH_FIELDS) - OF_PROCESS - OF_RECIPE
 # Hyperparameters with a flag of their own; --set has all.
-FLAGS = ("lr", "epochs", "batch_size", "min_updates", "layers", "new_top_layers", "pooling", "freeze_encoder", "views")
+FLAGS = ("lr", "epochs", "batch_size", "min_updates", "pooling", "freeze_encoder", "views")
 
 
 @dataclass(frozen=True)
@@ -98,13 +98,6 @@ def read_pretrained_checkpoint(checkpoint: str | Path, from_scratch: bool = Fals
     # The recipe of this fine-tuning says what the head is, not that of an earlier one.
     if model.get("pooler_activation_fn") == LINEAR_HEAD:
         del model["pooler_activation_fn"]
-    try:
-        num_kept, _ = parse_layers(str(settings["layers"]), number_of_layers(model))
-    except ValueError as error:
-        raise UserError(f"{file}: {error}") from error
-    if num_kept != number_of_layers(model):
-        # It was fine-tuned without its upper layers, of which TEAMS may have one more than its setting.
-        model = {name: value for name, value in model.items() if name != "task_heads"} | {"encoder_layers": num_kept}
     num_updates = int(header["optimizer_history"][-1]["num_updates"])
     state = task_state_of(str(file), header)
     source, parent = import_source(header["cfg"]["task"]), parent_of(header["cfg"])
@@ -114,11 +107,6 @@ def read_pretrained_checkpoint(checkpoint: str | Path, from_scratch: bool = Fals
             source = f"{first}, then {num_updates:,} updates ({settings['_name']})"
     sha256, arch = file_sha256(file), settings["_name"]
     return PretrainedCheckpoint(file, sha256, arch, model, state, num_updates, from_scratch, source)
-
-
-def number_of_layers(model: Mapping[str, Any]) -> int:
-    """Return the number of layers of an encoder; TEAMS with ``--task-heads extra_layer`` has one more than its setting."""
-    return int(model["encoder_layers"]) + (model.get("task_heads") == "extra_layer")
 
 
 @dataclass(frozen=True)
@@ -184,12 +172,6 @@ def recipe_for(start: PretrainedCheckpoint, name: str, overrides: dict[str, Any]
         overrides = OF_ENCODER.get(str(start.model["encoder"]), {}) | of_head | overrides
     width = int(start.model["encoder_embed_dim"])
     recipe = load_recipe(name, size_for_width(width), overrides, width)
-    try:
-        for trial in {trial for trials in recipe.trials.values() for trial in trials}:
-            kept, _ = parse_layers(trial.layers, number_of_layers(start.model))
-            check_new_top_layers(trial.new_top_layers, kept, trial.freeze_encoder)
-    except ValueError as error:
-        raise UserError(str(error)) from error
     return recipe, overrides
 
 

@@ -79,8 +79,6 @@ class Hyperparameters:
     # checkpoints, and scores on dev, as ``epochs``.
     min_updates: int = setting(0, "repeat all epochs two times, three times, ... for as many updates", COUNT)
     min_updates_per_label: int = setting(0, "of a table of texts: as many for each label, if that is more", COUNT)
-    layers: str = setting("last", "what the head reads: the last layer, a number, or a mix; see FineTunedModel")
-    new_top_layers: int = setting(0, "how many of the upper layers start from new random weights", COUNT)
     pooling: str = setting("first", "what the head of texts reads: the state of the first token, or the mean of all")
     freeze_encoder: bool = setting(False, "train the head alone")
     label_smoothing: float = setting(0.0, "of words: share of a label that is spread over all in training", SHARE)
@@ -135,7 +133,7 @@ class Hyperparameters:
         }
         for name in (
             *("lr", "adam_eps", "weight_decay", "layer_wise_lr_decay", "clip_norm", "dropout", "attention_dropout"),
-            *("pooler_dropout", "layers", "new_top_layers", "pooling"),
+            *("pooler_dropout", "pooling"),
         ):
             flags[name.replace("_", "-")] = getattr(self, name)
         if self.head == LINEAR_HEAD:

@@ -192,8 +192,6 @@ def fine_tuned_part(loaded: LoadedCheckpoint, task: str | None) -> Part:
         refuse(loaded, f"was fine-tuned with {error}, which no Hugging Face class computes")
     if exported is None:
         return encoder_part(model)
-    if model.layer_mixture is not None:
-        refuse(loaded, "has a head that reads a mixture of all layers (--layers mix), which no Hugging Face class does")
     head, settings = Head[exported.kind.upper()], exported.settings
     if name is not None:
         number = model.heads[name].num_outputs

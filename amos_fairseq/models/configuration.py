@@ -7,7 +7,6 @@ and have its hash, so models compare choices with strings. The modules take plai
 
 import argparse
 import dataclasses
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -110,17 +109,6 @@ class EncoderConfig(FairseqDataclass):
     pooler_activation_fn: ChoiceEnum(list(CLASSIFICATION_HEADS)) = setting(
         "tanh", "activation of a classification head's dense layer; linear: a head without dense layer"
     )
-    layers: str = setting(
-        "last",
-        "fine-tuning: states that the head reads: those of the last layer, those of layer K (a number from 1 on; "
-        "the layers above it are left out), or mix, a learned mixture of all layers",
-    )
-    new_top_layers: int = setting(
-        0,
-        "fine-tuning: start this many of the top layers below the head from new random weights instead of "
-        "pretrained ones",
-        "0 or more",
-    )
     pooling: ChoiceEnum(list(POOLINGS)) = setting(
         "first", "fine-tuning: what a classification head reads: the state of the first token, or the mean of all"
     )
@@ -187,29 +175,10 @@ class DetectorWithMlmConfig(DetectorConfig):
 DROPOUTS = ("dropout", "attention_dropout", "activation_dropout")
 # Settings of the encoder that only fine-tuning has, with the value that leaves the pretrained model as it is. They have no
 # place in recipes of pretraining.
-OF_FINE_TUNING = {"layers": "last", "new_top_layers": 0, "pooling": "first", "freeze_encoder": False}
+OF_FINE_TUNING = {"pooling": "first", "freeze_encoder": False}
 # Settings of an encoder that are not those of its weights, but of the process that trains or computes.
 OF_PROCESS = {*OF_FINE_TUNING, "_name", "activation_checkpointing", "compile"}
 OF_PROCESS |= {"deterministic", "encoder_lr_scale", "kernels"}
-LAST_LAYER, MIXED_LAYERS = "last", "mix"
-
-
-def parse_layers(layers: str, num_layers: int) -> tuple[int, bool]:
-    """Return how many layers of an encoder of ``num_layers`` fine-tuning keeps, and whether the head reads their mixture."""
-    if layers in (LAST_LAYER, MIXED_LAYERS):
-        return num_layers, layers == MIXED_LAYERS
-    if not (re.fullmatch(r"[1-9]\d{0,5}", layers) and int(layers) <= num_layers):
-        raise ValueError(f"--layers {layers:.40} is no layer of this encoder: give 1 to {num_layers}, last or mix")
-    return int(layers), False
-
-
-def check_new_top_layers(number: int, num_layers: int, is_frozen: bool) -> None:
-    """Raise ValueError unless ``number`` of the ``num_layers`` that fine-tuning keeps can be newly initialized."""
-    if not 0 <= number <= num_layers or (number and is_frozen):
-        raise ValueError(
-            f"--new-top-layers {number} must be from 0 to {num_layers}, the layers of the encoder, and new layers must learn: "
-            "without --freeze-encoder"
-        )
 
 
 def embedding_width(cfg: EncoderConfig) -> int:

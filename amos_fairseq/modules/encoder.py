@@ -139,10 +139,6 @@ class LayerOutputs:
         """Return the states above one layer at ``positions`` [B,M] int64: [B,M,D]."""
         return self._normalize(gather_positions(self._restore(self.sums[index]), positions))
 
-    def mix(self, mixture: Callable[[Tensor], Tensor]) -> Tensor:
-        """Return a mixture of the states above all layers, [B,T,L,D] -> [B,T,D]: [B,T,D]."""
-        return self._restore(mixture(torch.stack([self._normalize(states) for states in self.sums], dim=-2)))
-
     def _restore(self, states: Tensor) -> Tensor:
         return states if self.packing is None else self.packing.unpack(states)
 

@@ -147,26 +147,6 @@ def transformed(states: Tensor, transform: nn.Module | None) -> Tensor:
     return states if transform is None else transform(states)
 
 
-class LayerMixture(nn.Module):
-    """A learned mixture of layers, g * sum_l softmax(s)_l x_l (ELMo: Peters et al. 2018, Eq. 1; Tenney et al. 2019b).
-
-    It starts as the mean of the layers: s is 0 and g is 1.
-
-    Args:
-        num_layers: L, the input of the first layer included.
-    """
-
-    def __init__(self, num_layers: int):
-        super().__init__()
-        self.scores = nn.Parameter(torch.zeros(num_layers))
-        self.scale = nn.Parameter(torch.ones(()))
-
-    def forward(self, features: Tensor) -> Tensor:
-        """[...,L,D] -> [...,D]."""
-        shares = self.scores.float().softmax(0).to(features.dtype)
-        return self.scale * torch.einsum("...ld,l->...d", features, shares)
-
-
 POOLER_ACTIVATIONS = {"tanh": torch.tanh, "gelu": gelu}
 # A classification head without a dense layer.
 LINEAR_HEAD = "linear"

@@ -122,16 +122,6 @@ def test_states_of_a_layer(save_dir, encoder, layer):
     assert found.layers[0][~found.mask].abs().sum() == 0
 
 
-def test_states_of_a_mixture_are_what_its_head_reads(tmp_path):
-    loaded = amos_fairseq.load(write_run(tmp_path, "mlm", classes=2, layers="mix"))
-    features = loaded(TEXTS[0], all_layers=True)
-    shares = loaded.model.layer_mixture.scores.softmax(0)
-    expected = loaded.model.layer_mixture.scale * sum(w * h for w, h in zip(shares, features.layers, strict=True))
-    torch.testing.assert_close(features.states, expected.detach(), **ROUNDING)
-    last = amos_fairseq.load(tmp_path, layer=2)(TEXTS[0])
-    assert torch.equal(last.states, features.layers[2])
-
-
 def test_pooling_ignores_padding(encoder):
     features = encoder(TEXTS)
     noisy = features._replace(states=features.states + 7.0 * ~features.mask[..., None])

@@ -32,9 +32,6 @@ def fine_tuned(num_classes: int = 3, **settings: Any) -> TextModel:
 
 OTHER_FUNCTIONS = [
     {"pooling": "mean"},
-    {"layers": "1"},
-    {"layers": "mix"},
-    {"new_top_layers": 1},
     {"pooler_activation_fn": "gelu"},
 ]
 
@@ -75,7 +72,7 @@ def test_classification_head_by_hand(activation: str) -> None:
     torch.testing.assert_close(logits, state @ head.output.weight.t() + head.output.bias)
 
 
-@pytest.mark.parametrize("settings", [{}, {"layers": "mix"}, {"layers": "1"}, {"encoder": "modernbert"}], ids=str)
+@pytest.mark.parametrize("settings", [{}, {"encoder": "modernbert"}], ids=str)
 @pytest.mark.parametrize("pooling", ["first", "mean"])
 def test_every_head_reads_the_same_from_packed_texts(settings: dict, pooling: str) -> None:
     """Logits, spans, labels of words, and the gradients of the token embeddings, without and with lengths."""

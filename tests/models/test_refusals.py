@@ -12,8 +12,6 @@ REFUSED = {
         ({"encoder_attention_heads": 3}, "multiple of the number of attention heads 3"),
         ({"encoder_layers": 0}, "--encoder-layers 0 must be above 0"),
         ({"dropout": 1.5}, "--dropout 1.5 must be 0 or more and below 1"),
-        ({"layers": "2"}, "--layers 2 is a setting of fine-tuning"),
-        ({"new_top_layers": 1}, "--new-top-layers 1 is a setting of fine-tuning"),
         ({"freeze_encoder": True}, "--freeze-encoder True is a setting of fine-tuning"),
         ({"pooling": "mean"}, "--pooling mean is a setting of fine-tuning"),
         ({"local_attention": 8}, "--encoder bert has no local_attention"),

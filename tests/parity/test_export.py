@@ -1,21 +1,17 @@
 """Every class that ``amos export`` writes, of every objective, loaded with the Auto classes and compared with our own code."""
 
 import json
-import re
 from pathlib import Path
 
 import pytest
 import torch
 import transformers
-from failures import error_line
 from hugging_face_folders import assert_close, export, outputs, padded_tokens, predicted_everywhere
-from safetensors.torch import load_file
 from saved_models import write_run
 from small_models import MODERN
 
 import amos_fairseq
 from amos_fairseq.checkpoints.read import LoadedCheckpoint, load_checkpoint
-from amos_fairseq.cli.main import main
 
 
 def exported(tmp_path: Path, settings: dict, *flags: str, check: bool = False) -> tuple[LoadedCheckpoint, Path, dict]:
@@ -181,31 +177,6 @@ def test_states_of_each_layer_are_those_of_hugging_face(tmp_path):
     assert len(theirs) == 3
     for layer, expected in enumerate(theirs):
         assert_close(amos_fairseq.load(tmp_path / "run", layer=layer)(text).states, expected)
-
-
-@torch.no_grad()
-def test_a_head_on_an_earlier_layer_is_a_shorter_model(tmp_path):
-    _, out, config = exported(tmp_path, {"labels": 3, "layers": "1", "new_top_layers": 1}, check=True)
-    assert config["num_hidden_layers"] == 1
-    names = load_file(out / "model.safetensors")
-    assert {int(found[1]) for name in names if (found := re.search(r"layer\.(\d+)\.", name))} == {0}
-    export(tmp_path / "run", tmp_path / "encoder", "--part", "encoder", check=True)
-
-
-@torch.no_grad()
-def test_a_head_on_a_mixture_of_layers_is_refused_and_its_encoder_is_not(tmp_path, capsys):
-    """The encoder alone is its plain layers."""
-    run = write_run(tmp_path / "run", **MODERN, classes=2, layers="mix")
-    assert "reads a mixture of all layers (--layers mix)" in error_line(
-        capsys, main, "export", run, tmp_path / "out", reports_progress=True
-    )
-    assert not (tmp_path / "out").exists()
-    export(run, tmp_path / "encoder", "--part", "encoder")
-    pretrained = load_checkpoint(run)
-    tokens = padded_tokens(pretrained)
-    real = tokens.ne(1)
-    theirs = outputs(tmp_path / "encoder", "AutoModel", tokens).last_hidden_state
-    assert_close(pretrained.model.all_states(tokens)[-1][real], theirs[real])
 
 
 @torch.no_grad()
