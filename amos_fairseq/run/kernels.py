@@ -17,7 +17,7 @@ from amos_fairseq.errors import UserError
 from amos_fairseq.functional.attention import HALF_PRECISION, TRITON_HEAD_WIDTHS
 from amos_fairseq.modules.bert_encoder import BertEncoder
 from amos_fairseq.modules.encoder import TransformerEncoder
-from amos_fairseq.process import OPENMP_VARIABLES, keep_freed_memory
+from amos_fairseq.process import keep_freed_memory
 from amos_fairseq.run.hook import Hook
 
 logger = logging.getLogger(__name__)
@@ -132,15 +132,7 @@ def _explained(setting: str, tools: str, other: str) -> Iterator[None]:
 
 
 class Memory(Hook):
-    """On a CPU, keep the memory that a rank frees, and advise how its threads should wait beside other programs."""
-
-    def before_launch(self, cfg: Any) -> None:
-        if cfg.distributed_training.distributed_rank != 0 or visible_gpus(cfg) > 0 or torch.get_num_threads() == 1:
-            return
-        if not any(name in os.environ for name in OPENMP_VARIABLES):
-            logger.info(
-                "on a busy machine, set OMP_WAIT_POLICY=passive before this command: threads that wait then sleep"
-            )
+    """On a CPU, keep the memory that a rank frees."""
 
     def before_rank(self, cfg: Any) -> None:
         if visible_gpus(cfg) == 0:

@@ -35,8 +35,7 @@ SECONDS_TO_FIRST_LINE, SECONDS_BETWEEN_LINES = 30.0, 60.0
 UPDATES_OF_RATE = 100  # the rate is that of the last ones, with the validations and checkpoints between them
 NEVER = 1_000_000_000  # checkpoint.save_interval, in epochs, of the recipes
 SLOW_UPDATES = 2  # the first ones of a process allocate memory and choose kernels: the rate leaves them out
-# After these updates of the process a line gives the time to the end: a first estimate, and one from 20 updates.
-FIRST_ESTIMATE, MEASURED = SLOW_UPDATES + 3, SLOW_UPDATES + 20
+MEASURED = SLOW_UPDATES + 20  # after this update of the process a line gives the time to the end
 
 
 class Progress(Hook):
@@ -103,7 +102,7 @@ class Progress(Hook):
         if self._bar is not None:
             self._bar.update(self._done() - self._bar.n)
         is_late = now - self._last_line > self._seconds_to_next
-        if not is_late and self._num_updates not in (FIRST_ESTIMATE, MEASURED):
+        if not is_late and self._num_updates != MEASURED:
             return
         loss = metrics.get_meter(INTERVAL, "loss")
         if loss is None or not loss.count:  # its record has just been logged, or all its updates overflowed
@@ -115,8 +114,7 @@ class Progress(Hook):
             return
         of = f" of {self._total:,}" if self._total else ""
         of += f", minute {self._done():.1f} of {self._minutes:g}" if self._minutes else ""
-        is_estimate = self._num_updates < MEASURED and not self._minutes
-        left = self.time_left(", first estimate: {} to the end" if is_estimate else ", about {} to the end")
+        left = self.time_left(", about {} to the end")
         logger.info(f"update {num_updates:,}{of}: loss {_number(stats['loss']):.3f}{self._rate()}{left}")
 
     def note_line(self) -> None:

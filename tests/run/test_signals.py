@@ -140,27 +140,6 @@ def test_checkpoint_before_the_exit(settings: dict, saved_at: Any, expected: int
 
 
 @pytest.mark.parametrize(
-    ("restore_file", "decay_from", "command"),
-    [
-        ("checkpoint_last.pt", None, "start the same command again"),
-        ("RUN/checkpoint_1_4.pt", None, "start the same command without --restore-file and --reset-* again"),
-        (
-            "RUN/checkpoint_1_4.pt",
-            "RUN/checkpoint_1_4.pt",
-            "start the same command again",
-        ),  # a branch, which begins once
-    ],
-)
-def test_the_command_that_continues(restore_file: str, decay_from: Any, command: str, caplog: Any) -> None:
-    saving = {"restore_file": restore_file, "no_save": True}
-    cfg = OmegaConf.create({"checkpoint": saving, "lr_scheduler": {"decay_from": decay_from}})
-    signals._received.append(signal.SIGTERM)
-    with caplog.at_level("INFO"), pytest.raises(SystemExit):
-        signals.Signals().update_completed(cfg, alone(updates=5), "position", False)
-    assert command in caplog.text
-
-
-@pytest.mark.parametrize(
     ("flags", "expected"), [([1, 0, 0], (REQUEUE, False)), ([1, 1, 0], (INTERRUPTED, False)), ([0, 0, 1], (None, True))]
 )
 def test_one_rank_decides_for_all(flags: list[int], expected: tuple, monkeypatch: pytest.MonkeyPatch) -> None:
