@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from amos_fairseq import root_logger_kept
-from amos_fairseq.cli.arguments import SIZE, HelpFormatter, add_label_columns, add_subcommand, add_unlabeled
+from amos_fairseq.cli.arguments import SIZE, HelpFormatter, add_label_columns, add_subcommand, add_unlabeled, number
 from amos_fairseq.downstream.texts.glue.tasks import TASKS
 from amos_fairseq.inputs import BLANK, LINE, TEXT_COLUMN
 from amos_fairseq.output.terminal import ending_in_one_line
-from amos_fairseq.text import DEFAULT_VOCAB_SIZE
+from amos_fairseq.text import DEFAULT_VOCAB_SIZE, LARGEST_VOCABULARY
 
 DESCRIPTION = """\
 Convert raw files to what training reads. Each kind has its own --help.
@@ -80,7 +80,8 @@ def add_out(add: Any) -> None:
 
 
 def add_workers(add: Any) -> None:
-    add("--workers", type=int, metavar="N", help="processes; the result is the same (default: all processors)")
+    text = "processes; the result is the same (default: all processors)"
+    add("--workers", type=number(int, 1, 1024), metavar="N", help=text)
 
 
 def add_text(kinds: Any) -> None:
@@ -99,24 +100,20 @@ repeated."""
     add("--text-column", metavar="NAME", default=TEXT_COLUMN, help=text)
     add("--document", choices=(BLANK, LINE), default=BLANK, help="what ends a document of plain text")
     add("--out", required=True, type=Path, metavar="DIR", help="output directory; its path must not contain a colon")
-    vocabulary = kinds.choices[TEXT].add_mutually_exclusive_group().add_argument
     text = "use an existing one: a tokenizer directory of a corpus or run, or one with a Hugging Face tokenizer.json"
-    vocabulary("--tokenizer", type=Path, metavar="DIR", help=text)
-    add("--vocab-size", type=int, help=f"pieces to learn, without special symbols (default: {DEFAULT_VOCAB_SIZE})")
-    text = (
-        "a marker, such as [E1], that is one token wherever the text spells it, and is never masked, sampled or predicted; "
-        "may be repeated; added to --vocab-size, or a piece of --tokenizer (what tokenizer.json calls special is protected)"
-    )
-    add("--protect", action="append", default=[], metavar="TOKEN", help=text)
+    add("--tokenizer", type=Path, metavar="DIR", help=text)
+    text = f"pieces to learn, without special symbols (default: {DEFAULT_VOCAB_SIZE})"
+    add("--vocab-size", type=number(int, 1, LARGEST_VOCABULARY), metavar="N", help=text)
     case = kinds.choices[TEXT].add_mutually_exclusive_group().add_argument
     case("--cased", action="store_true", default=None, help="keep case (default)")
     case("--uncased", action="store_false", dest="cased", default=None, help="lower-case")
     add_workers(add)
     add("--seed", type=int, default=1, help="of the choice of validation documents and of the sample")
-    add("--valid-share", type=float, default=0.01, help="share of the text to hold out")
-    add("--valid-megabytes", type=float, default=4, help="hold out no more than this")
-    add("--sample-megabytes", type=float, default=200, help="text to learn pieces from")
-    add("--shard-megabytes", type=float, default=1000, help="maximum text of one shard")
+    add("--valid-share", type=number(float, 0, 0.99), default=0.01, help="share of the text to hold out")
+    megabytes = number(float, 0, 1e9)
+    add("--valid-megabytes", type=megabytes, default=4, help="hold out no more than this")
+    add("--sample-megabytes", type=megabytes, default=200, help="text to learn pieces from")
+    add("--shard-megabytes", type=megabytes, default=1000, help="maximum text of one shard")
 
 
 def add_glue(kinds: Any) -> None:

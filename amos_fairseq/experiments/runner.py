@@ -35,7 +35,7 @@ from amos_fairseq.files import explain_write_errors, whole_file
 from amos_fairseq.process import SECONDS_TO_SAVE, ForkedCommand
 from amos_fairseq.recipes import PACKAGE
 from amos_fairseq.run.metrics_file import NewRecords
-from amos_fairseq.text.encoding import number_of_processes
+from amos_fairseq.text.encoding import available_processors
 
 # These variables of a launcher would turn a fine-tuning process into one of the launcher's ranks.
 LAUNCHER_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -263,7 +263,7 @@ def environment(device: str, num_devices: int) -> dict[str, str]:
 
 
 def cores_of_a_run(num_runs: int) -> str:
-    return str(max(1, number_of_processes(None) // num_runs))
+    return str(max(1, available_processors() // num_runs))
 
 
 def train(

@@ -27,17 +27,14 @@ END_ID, UNKNOWN_ID, NUM_FAIRSEQ_SYMBOLS = 2, 3, 4
 # Maximum lengths of usual encoders. Fine-tuning cuts rows that are longer than the encoder's; here they are counted.
 USUAL_MAX_POSITIONS = (64, 128, 256, 512)
 # What is counted of a text. words: separated by white space; pieces: without the </s> of each line; tokens: with them and with
-# the lines of </s> alone between documents; unknown: pieces that are not in dict.txt; measured and dropped: characters of
-# parts of the text, and how many of these are in no piece (Tokenizer.count_dropped).
-COUNTS = ("documents", "paragraphs", "words", "bytes", "pieces", "tokens", "unknown", "measured", "dropped")
+# the lines of </s> alone between documents; unknown: pieces that are not in dict.txt.
+COUNTS = ("documents", "paragraphs", "words", "bytes", "pieces", "tokens", "unknown")
 OTHER_CHECKPOINT = "a model does not see this share: start from a checkpoint with another tokenizer"
 BATCH_ROWS = 1000
-# A share of lost text above this is a reason to warn, but not a handful of places: a tiny file has any share.
+# A share of unknown pieces above this is a reason to warn, but not a handful of them: a tiny file has any share.
 LARGEST_SHARE, HANDFUL = 0.001, 5
 # Applies a function to tasks, and yields the results in their order, as ``map`` does.
 Map = Callable[[Callable[[Any], Any], Iterable[Any]], Iterator[Any]]
-
-MOST_PROCESSES = 1024
 
 
 class BinarizedFile(contextlib.AbstractContextManager):
@@ -104,7 +101,6 @@ def encode_documents(text: str) -> tuple[list[int], list[int], dict[str, int]]:
     paragraphs = [paragraph for document in documents for paragraph in document]
     encoded = iter(encode_lines(paragraphs))
     counts = dict.fromkeys(COUNTS, 0)
-    counts["measured"], counts["dropped"] = _tokenizer.count_dropped(paragraphs)
     ids: list[int] = []
     lengths: list[int] = []
     for document in documents:
@@ -173,70 +169,55 @@ def encode_rows(
     Tokens are those of ``<s> A </s>`` or ``<s> A </s> B </s>``; recipes with a second separator have one more in a pair.
     """
     tokens: list[int] = []  # of each row
-    lost = np.zeros(3, dtype=np.int64)
+    unknown = 0
     batches = (rows[start : start + BATCH_ROWS] for start in range(0, len(rows), BATCH_ROWS))
     with contextlib.ExitStack() as stack:
         num_symbols = len(tokenizer) + NUM_FAIRSEQ_SYMBOLS
         files = [stack.enter_context(BinarizedFile(prefix, num_symbols)) for prefix in prefixes]
-        for texts, of_texts in map_in_order(encode_batch, batches):
+        for texts, num_unknown in map_in_order(encode_batch, batches):
             for file, (ids, lengths) in zip(files, texts, strict=True):
                 file.add_lines(ids, lengths)
-            of_batch = [1 + sum(row) for row in zip(*(lengths for _, lengths in texts), strict=True)]
-            tokens += of_batch
-            lost += of_texts
-            on_done(len(of_batch))
+            batch_tokens = [1 + sum(row) for row in zip(*(lengths for _, lengths in texts), strict=True)]
+            tokens += batch_tokens
+            unknown += num_unknown
+            on_done(len(batch_tokens))
     pieces = sum(tokens) - (1 + len(prefixes)) * len(tokens)
-    unknown, measured, dropped = lost.tolist()
     return {
         "longest": max(tokens),
         "longer_than": {str(most): sum(length > most for length in tokens) for most in USUAL_MAX_POSITIONS},
-        **lost_shares(unknown, pieces, measured, dropped),
+        **unknown_pieces(unknown, pieces),
     }
 
 
-def encode_batch(batch: list[tuple[str, ...]]) -> tuple[list[tuple[np.ndarray, list[int]]], tuple[int, int, int]]:
-    """Return the ids and lengths of the lines of each text of the rows; the unknown pieces, characters measured and dropped."""
+def encode_batch(batch: list[tuple[str, ...]]) -> tuple[list[tuple[np.ndarray, list[int]]], int]:
+    """Return the ids and lengths of the lines of each text of the rows, and the number of unknown pieces."""
     texts, unknown = [], 0
     for column in zip(*batch, strict=True):
         lines = encode_lines(list(column))
         unknown += sum(line.count(UNKNOWN_ID) for line in lines)
         ids = np.array([index for line in lines for index in (*line, END_ID)], dtype=np.int32)
         texts.append((ids, [len(line) + 1 for line in lines]))
-    return texts, (unknown, *_tokenizer.count_dropped([text for row in batch for text in row]))
+    return texts, unknown
 
 
-def is_much(number: int, share: float) -> bool:
-    """Return whether so many places, with this share of the text, are a reason to warn."""
-    return number > HANDFUL and share > LARGEST_SHARE
+def unknown_pieces(number: int, pieces: int) -> dict[str, float]:
+    """Return the number and share of unknown pieces under their names in manifests."""
+    return {"unknown": number, "unknown_share": number / max(1, pieces)}
 
 
-def lost_shares(unknown: int, pieces: int, measured: int, dropped: int) -> dict[str, float]:
-    """Return the numbers and shares of unknown pieces and of dropped characters under their names in manifests."""
-    shares = {"unknown_share": unknown / max(1, pieces), "dropped_share": dropped / max(1, measured)}
-    return {"unknown": unknown, "dropped": dropped, **shares}
-
-
-def describe_loss(facts: Mapping[str, Any], advice: str = OTHER_CHECKPOINT) -> str:
-    """Return the text of ``facts``, which has :func:`lost_shares`, that a model does not see; ``advice`` if it is much."""
-    text = (
-        f"{facts['unknown_share']:.3%} of the pieces unknown ({facts['unknown']:,}), {facts['dropped_share']:.3%} of the "
-        "characters in no piece"
-    )
-    is_large = any(is_much(facts[what], facts[f"{what}_share"]) for what in ("unknown", "dropped"))
-    return f"{text}: WARNING: {advice}" if is_large else text
+def describe_unknown(facts: Mapping[str, Any], advice: str = OTHER_CHECKPOINT) -> str:
+    """Return a text about the :func:`unknown_pieces` of ``facts``, with ``advice`` if these are many."""
+    text = f"{facts['unknown_share']:.3%} of the pieces unknown ({facts['unknown']:,})"
+    are_many = facts["unknown"] > HANDFUL and facts["unknown_share"] > LARGEST_SHARE
+    return f"{text}: WARNING: {advice}" if are_many else text
 
 
 class KilledWorkerError(UserError):
     """The system killed a process, usually because memory is full; the same command may succeed with fewer of them."""
 
 
-def number_of_processes(workers: int | None) -> int:
-    """Return the value of ``--workers``; without it, the number of processors available to this process."""
-    if workers is None:
-        return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    if not 1 <= workers <= MOST_PROCESSES:
-        raise UserError(f"--workers {workers} must be at least 1, and at most {MOST_PROCESSES:,}")
-    return workers
+def available_processors() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def use_threads(number: int) -> None:

@@ -16,7 +16,6 @@ import functools
 import hashlib
 import itertools
 import os
-import re
 import shlex
 import shutil
 from collections.abc import Iterator
@@ -39,19 +38,19 @@ from amos_fairseq.inputs.documents import DocumentFile
 from amos_fairseq.inputs.files import files_of
 from amos_fairseq.output.terminal import progress_bar, say
 from amos_fairseq.process import version_of
-from amos_fairseq.text import DEFAULT_VOCAB_SIZE, LARGEST_VOCABULARY
+from amos_fairseq.text import DEFAULT_VOCAB_SIZE
 from amos_fairseq.text.encoding import (
     NUM_FAIRSEQ_SYMBOLS,
     KilledWorkerError,
-    describe_loss,
+    available_processors,
+    describe_unknown,
     encode_file,
     encoded_file,
     in_own_process,
     join_encoded,
-    lost_shares,
-    number_of_processes,
     process_pool,
     start_encoding_process,
+    unknown_pieces,
     use_threads,
 )
 from amos_fairseq.text.prepared_data import check_paths
@@ -67,18 +66,17 @@ from amos_fairseq.text.split import (
 from amos_fairseq.text.tokenization import load_tokenizer
 from amos_fairseq.text.tokenization.exported import export_obstacle
 from amos_fairseq.text.tokenization.fast_tokenizer import SENTENCEPIECE
-from amos_fairseq.text.tokenization.tokenizer import SPACE, SPECIAL_SYMBOLS, Tokenizer
+from amos_fairseq.text.tokenization.tokenizer import Tokenizer
 from amos_fairseq.text.vocabulary import learn_tokenizer
-from amos_fairseq.untrusted import is_unicode, read_json
+from amos_fairseq.untrusted import read_json
 
 UNFINISHED, _MADE_OF = ".prepare", "made_of"
 _MEGABYTE = 1_000_000
-# Of options that are numbers above 0.
-_LARGEST = {
-    "valid_share": 0.99,
-    **dict.fromkeys(("shard_megabytes", "valid_megabytes", "sample_megabytes"), 1_000_000_000),
-    "vocab_size": LARGEST_VOCABULARY,
-}
+# Where many pieces are unknown, with a given tokenizer and with one that was learned.
+ADVICE = (
+    "this tokenizer does not fit the text: give another one, or none, so that one is learned",
+    "give a larger --vocab-size or --sample-megabytes",
+)
 _LIBRARIES = ("fairseq-fixed", "sentencepiece", "tokenizers")
 RARE_CHARACTER = "\U0001242b"  # a numeral in cuneiform, which no vocabulary has but as bytes
 
@@ -91,7 +89,7 @@ def run(arguments: argparse.Namespace) -> None:
         raise UserError(
             f"--out {out} has a colon, by which fairseq separates shards: give another folder, or a relative path"
         )
-    settings, workers = _settings(arguments), number_of_processes(arguments.workers)
+    settings, workers = _settings(arguments), arguments.workers or available_processors()
     for path in paths:
         DocumentFile(path, settings.text_column, settings.document).print_first()
     inputs = _describe_inputs(paths)
@@ -103,15 +101,12 @@ def run(arguments: argparse.Namespace) -> None:
     with _unfinished_corpus(out, made_of) as root:
         split = _read_inputs(root / "text", paths, settings)
         tokenizer = _make_tokenizer(root, settings, workers)
-        if tokenizer.protected:
-            others = f" and {len(tokenizer.protected) - 10} more" if len(tokenizer.protected) > 10 else ""
-            say(f"never masked, sampled or predicted: {' '.join(tokenizer.protected[:10])}{others}")
         shards = shards_of(split, settings.shard_bytes)
         _encode(root, shards, workers)
         manifest = {"made_of": made_of} | _join(root, out, inputs, split, shards, settings, tokenizer)
         (root / "corpus" / CORPUS_FILE).write_text(json_text(manifest), encoding="utf-8")
         _publish(root / "corpus", out)
-    say(describe_loss(manifest["train"], _advice(settings, manifest["train"])))
+    say(describe_unknown(manifest["train"], ADVICE[settings.tokenizer is None]))
     say(f"{manifest['train']['tokens']:,} tokens to train on, {manifest['valid']['tokens']:,} to validate")
     if not getattr(arguments, "for_adapt", False):  # which has a recipe of its own
         data = shlex.quote(f"task.data={manifest['task_data']}")
@@ -188,7 +183,7 @@ def _make_tokenizer(root: Path, settings: CorpusSettings, workers: int) -> Token
 
 def _learn(sample: Path, settings: CorpusSettings, workers: int, directory: Path) -> None:
     use_threads(workers)
-    learn_tokenizer(sample, settings.vocab_size, settings.cased, settings.protected or ()).save(directory)
+    learn_tokenizer(sample, settings.vocab_size, settings.cased).save(directory)
 
 
 def shards_of(split: Split, shard_bytes: int) -> dict[str, list[str]]:
@@ -258,7 +253,7 @@ def _write_shard(directory: Path, texts: dict[str, list[Path]], tokenizer: Token
 
 def _with_shares(counts: dict[str, Any]) -> dict[str, Any]:
     return counts | {
-        **lost_shares(counts["unknown"], counts["pieces"], counts["measured"], counts["dropped"]),
+        **unknown_pieces(counts["unknown"], counts["pieces"]),
         "pieces_per_word": counts["pieces"] / max(1, counts["words"]),
     }
 
@@ -279,27 +274,10 @@ def _publish(corpus: Path, out: Path) -> None:
             os.replace(path, target)
 
 
-def _advice(settings: CorpusSettings, counts: dict[str, Any]) -> str:
-    """Return what to do if the tokenizer loses much of the text."""
-    if settings.tokenizer is not None:
-        return "this tokenizer does not fit the text: give another one, or none, so that one is learned"
-    if counts["dropped_share"] > counts["unknown_share"]:
-        return "U+FFFD and control characters are removed: they stand for a wrong encoding, so convert the text again"
-    return "give a larger --vocab-size or --sample-megabytes"
-
-
 def _settings(arguments: argparse.Namespace) -> CorpusSettings:
-    for name, most in _LARGEST.items():
-        value = getattr(arguments, name)
-        if value is not None and not 0 < value <= most:  # false for nan
-            raise UserError(f"--{name.replace('_', '-')} {value}: give a number above 0, at most {most:,}")
-    for token in arguments.protect:
-        if token in SPECIAL_SYMBOLS or not is_unicode(token) or re.search(rf"[\s{SPACE}]|^$", token):
-            raise UserError(f"--protect {token!a}: give a token without spaces, other than {' '.join(SPECIAL_SYMBOLS)}")
     tokenizer = bpe = size = None
-    protected = list(dict.fromkeys(arguments.protect))
     if arguments.tokenizer is not None:
-        tokenizer, protected = _read_tokenizer(arguments, protected), None
+        tokenizer = _read_tokenizer(arguments)
         cased = tokenizer.cased
     else:
         bpe, cased = SENTENCEPIECE, arguments.cased is not False
@@ -318,18 +296,15 @@ def _settings(arguments: argparse.Namespace) -> CorpusSettings:
         **sizes,
         text_column=arguments.text_column,
         document=arguments.document,
-        protected=protected or None,
     )
 
 
-def _read_tokenizer(arguments: argparse.Namespace, protected: list[str]) -> Tokenizer:
+def _read_tokenizer(arguments: argparse.Namespace) -> Tokenizer:
     if arguments.vocab_size is not None or arguments.cased is not None:
         raise UserError("--tokenizer determines pieces and case: leave out --vocab-size, --cased and --uncased")
     tokenizer = load_tokenizer(arguments.tokenizer)
-    if protected:
-        tokenizer = tokenizer.with_protected(protected)
     # What would otherwise show after hours: no piece for unknown characters, no export.
-    if tokenizer.count_dropped([RARE_CHARACTER])[1]:
+    if not any(start < end for _, start, end in tokenizer.encode_with_offsets(RARE_CHARACTER)):
         say(
             f"WARNING: {arguments.tokenizer} has no unknown token: it leaves out each character that its vocabulary lacks"
         )

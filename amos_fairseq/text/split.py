@@ -41,7 +41,6 @@ class CorpusSettings:
     sample_bytes: int
     text_column: str = TEXT_COLUMN
     document: str = BLANK  # what ends a document of plain text
-    protected: list[str] | None = None  # tokens of a learned vocabulary; a given tokenizer has its own
 
     def describe(self) -> dict[str, Any]:
         """Return the settings for ``corpus.json``; two runs with equal settings and inputs write the same bytes."""

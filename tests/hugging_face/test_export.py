@@ -18,6 +18,7 @@ from safetensors.torch import load_file, save_file
 from saved_models import UPDATES, small_tokenizer, write_run
 from small_models import MODERN
 from tokenizer_text import ALPHABETS, HOSTILE, learn, random_texts, word_level_directory
+from tokenizers import AddedToken
 from tokenizers import Tokenizer as Library
 
 from amos_fairseq.checkpoints.read import load_checkpoint
@@ -253,7 +254,10 @@ def test_protected_tokens_are_special_there_and_when_they_come_back(words, tmp_p
     tokenizer = small_tokenizer()
     if words:
         tokenizer = load_tokenizer(word_level_directory(tmp_path / "words", ["fox", "&", "the"]))
-    tokenizer = tokenizer.with_protected(["&"])
+    library = Library.from_str(tokenizer.model.decode())
+    library.add_special_tokens([AddedToken("&", normalized=False, special=True)])
+    model = library.to_str().encode()
+    tokenizer = FastTokenizer(model, tokenizer.special_tokens, tokenizer.kind, ["&"])
     run = write_run(tmp_path / "run", "mlm", tokenizer)
     assert main(["export", str(run), str(tmp_path / "out")]) == 0
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")

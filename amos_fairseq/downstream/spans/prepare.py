@@ -25,7 +25,7 @@ from amos_fairseq.inputs.question_files import (
 )
 from amos_fairseq.inputs.tables import seen_note
 from amos_fairseq.output.terminal import progress_bar, say
-from amos_fairseq.text.encoding import NUM_FAIRSEQ_SYMBOLS, UNKNOWN_ID, BinarizedFile, describe_loss, lost_shares
+from amos_fairseq.text.encoding import NUM_FAIRSEQ_SYMBOLS, UNKNOWN_ID, BinarizedFile, describe_unknown, unknown_pieces
 from amos_fairseq.text.prepared_data import (
     Write,
     description_of,
@@ -94,7 +94,7 @@ def report(split: str, facts: dict[str, Any]) -> None:
     say(
         f"{split}: {facts['questions']} questions ({facts['impossible']} without an answer) on {facts['paragraphs']} "
         f"paragraphs; longest context {facts['longest_context']} tokens, longest question {facts['longest_question']}"
-        f"; {describe_loss(facts)}"
+        f"; {describe_unknown(facts)}"
     )
     say(
         f"{split}: of {total} answers {answers[EXACT]} are at token boundaries; {answers[WIDER]} "
@@ -162,7 +162,6 @@ def write_squad_split(
                 examples.append(Example(question.id, number, tuple(answers), question.is_impossible))
                 examples_file.write(examples[-1].to_json() + "\n")
             bar.update(len(paragraph.questions))
-    of_contexts = tokenizer.count_dropped([paragraph.context for paragraph in paragraphs])
     return {
         "paragraphs": len(paragraphs),
         "questions": len(examples),
@@ -170,6 +169,6 @@ def write_squad_split(
         "untrainable": sum(bool(example.answers) and not example.spans for example in examples),
         "longest_context": max(lengths["context"], default=0),
         "longest_question": max(lengths["question"], default=0),
-        **lost_shares(unknown, sum(lengths["context"]) + sum(lengths["question"]), *of_contexts),
+        **unknown_pieces(unknown, sum(lengths["context"]) + sum(lengths["question"])),
         "answers": fits,
     }

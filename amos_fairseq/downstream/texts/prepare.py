@@ -23,9 +23,9 @@ from amos_fairseq.text.encoding import (
     NUM_FAIRSEQ_SYMBOLS,
     UNKNOWN_ID,
     BinarizedFile,
-    describe_loss,
+    available_processors,
+    describe_unknown,
     encode_rows,
-    number_of_processes,
     process_pool,
     start_encoding_process,
 )
@@ -64,7 +64,7 @@ def write_task(
         texts, label = splits["train"].texts[0], splits["train"].labels[0]
         say_first_example([BOS, *(piece for text in texts for piece in (*tokenizer.encode(text), EOS))], label)
     facts = {}
-    num_rows, num_processes = sum(map(len, splits.values())), number_of_processes(workers)
+    num_rows, num_processes = sum(map(len, splits.values())), workers or available_processors()
     if num_rows <= BATCH_ROWS:  # too few to start processes for them
         num_processes = 1
     with (
@@ -117,7 +117,7 @@ def write_tables(
         say(note, "classify")
     record = write_task(directory, name, space, {"train": train, "valid": dev}, tokenizer, with_ids=["valid"])
     for split, facts in record["splits"].items():
-        say(f"{split}: {describe_loss(facts)}", "classify")
+        say(f"{split}: {describe_unknown(facts)}", "classify")
     record |= {
         "text_columns": list(tables.text),
         "label_column": printable(tables.label),

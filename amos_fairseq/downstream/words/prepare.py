@@ -39,7 +39,7 @@ from amos_fairseq.inputs.word_files import (
     read_sentences,
 )
 from amos_fairseq.output.terminal import progress_bar, say
-from amos_fairseq.text.encoding import BinarizedFile, describe_loss, lost_shares
+from amos_fairseq.text.encoding import BinarizedFile, describe_unknown, unknown_pieces
 from amos_fairseq.text.prepared_data import (
     description_of,
     fill_out,
@@ -161,8 +161,8 @@ class WordSource:
         say(f"column {column}: {len(labels)} labels, scored by {score}")
         for split, numbers in facts.items():
             say(
-                f"{split}: {numbers['sentences']} sentences, {numbers['words']} words, {numbers['pieces']} pieces "
-                f"({numbers['unknown']} unknown); longest sentence {numbers['longest']} pieces; {describe_loss(numbers)}"
+                f"{split}: {numbers['sentences']} sentences, {numbers['words']} words, {numbers['pieces']} pieces; "
+                f"longest sentence {numbers['longest']} pieces; {describe_unknown(numbers)}"
             )
         if seen:
             say(seen_note(seen, len(splits["valid"]), "sentences"))
@@ -261,5 +261,4 @@ def write_split(
             facts["unknown"] += ids.count(unknown)
             facts["longest"] = max(facts["longest"], len(ids))
             bar.update(1)
-    measured, dropped = tokenizer.count_dropped([sentence.text for sentence in sentences])
-    return facts | lost_shares(facts["unknown"], facts["pieces"], measured, dropped)
+    return facts | unknown_pieces(facts["unknown"], facts["pieces"])

@@ -29,11 +29,7 @@ _ESCAPED = re.compile(r"\\x\{([0-9a-f]*)\}")
 _MUST_ESCAPE = re.compile(r"\s|\\(?=x\{)")
 # Zero-width spaces: Unicode does not class them as spaces, tokenizers treat them as such.
 _ZERO_WIDTH_SPACES = "\u200b\ufeff"
-# Characters of which text with offsets is looked at to find those that are in no piece; it takes ten times as long as encoding.
-MEASURED = 1 << 13
 COPY_AGAIN = "copy the whole tokenizer directory again"
-# They choose a picture for the character before them.
-_VARIATION_SELECTORS = "\ufe0e\ufe0f"
 # The first character of a piece that follows a space: SentencePiece's mark, a space spelled as a byte, and what amos export
 # writes.
 _WORD_MARKS = "\u2581\u0120 "
@@ -115,25 +111,6 @@ class Tokenizer(abc.ABC):
         an empty span; pieces that share one character share its span. Only spaces and removed characters are in none.
         """
         return tidy_spans(line, self.align(line))
-
-    def count_dropped(self, lines: list[str]) -> tuple[int, int]:
-        """Return how many characters about ``MEASURED`` of the lines have, and how many of these are in no piece, without
-        spaces, controls, and accents that normalization removes from a letter."""
-        number = dropped = 0
-        distance = 1 + sum(map(len, lines)) // MEASURED
-        for line in lines[::distance]:
-            line = unicodedata.normalize("NFC", line[:MEASURED])
-            # A piece also covers what normalization has removed between its characters.
-            removed = {character for character in set(line) if not self.normalize(character).strip(_WORD_MARKS)}
-            covered = _covered(line, [_tidy(line, *piece) for piece in self.align(line)])
-            visible = [place for place, character in enumerate(line) if _is_visible(character)]
-            number += len(visible)
-            dropped += sum(not covered[place] or line[place] in removed for place in visible)
-        return number, dropped
-
-    def with_protected(self, tokens: Sequence[str]) -> "Tokenizer":
-        """Return the tokenizer that also protects ``tokens``, which are pieces of its vocabulary."""
-        raise UserError("only tokens of a tokenizer.json can be protected: leave --protect out")
 
     def finds_special_token(self, line: str) -> bool:
         """Return whether the library would make a special token of a part of the line; here all of it is text."""
@@ -289,7 +266,3 @@ def _past_marks(line: str, covered: bytearray, start: int, end: int) -> int:
 
 def _is_space(character: str) -> bool:
     return character.isspace() or character in _ZERO_WIDTH_SPACES
-
-
-def _is_visible(character: str) -> bool:
-    return unicodedata.category(character)[0] not in "CZ" and character not in _VARIATION_SELECTORS

@@ -28,7 +28,7 @@ from amos_fairseq.errors import UserError
 from amos_fairseq.inputs.files import print_what_was_read
 from amos_fairseq.inputs.rows import KINDS, TASK_FILE, LabeledRows, LabelSpace, Tables, number_of, read_rows
 from amos_fairseq.output.terminal import progress_bar, say
-from amos_fairseq.text.encoding import describe_loss, number_of_processes
+from amos_fairseq.text.encoding import describe_unknown
 from amos_fairseq.text.prepared_data import Sample, description_of, fill_out, prepared_data, write_manifest
 from amos_fairseq.text.tokenization import load_tokenizer
 from amos_fairseq.text.tokenization.tokenizer import Tokenizer
@@ -51,7 +51,6 @@ def run(arguments: argparse.Namespace) -> None:
     names = tasks_in(glue, arguments.tasks, TASKS, TASKS, lambda task: has_any_file(glue, TASKS[task]), "prepared")
     files = {name: find_files(glue, TASKS[name]) for name in names}  # first all: a missing one is reported at once
     sample, tokenizer = Sample(arguments.max_train_rows, arguments.seed), load_tokenizer(arguments.tokenizer)
-    number_of_processes(arguments.workers)  # before any work
     for name, sources in files.items():
         preparation = GluePreparation(TASKS[name], sources, sample, tokenizer, arguments.workers)
         fill_out(out / name, preparation.description, TASK_FILE, preparation.write)
@@ -148,7 +147,7 @@ def _report(name: str, facts: dict[str, Any]) -> None:
     longer = ", ".join(f"{count:,} over {most}" for most, count in facts["longer_than"].items() if count)
     counted = f" (rows of more: {longer}; with one </s> between two texts)" if longer else ""
     rows = f"{facts['rows']} of {facts['source_rows']} rows"
-    say(f"{name}: {rows}; longest {facts['longest']} tokens{counted}; {describe_loss(facts)}")
+    say(f"{name}: {rows}; longest {facts['longest']} tokens{counted}; {describe_unknown(facts)}")
     if facts["source_rows"] != facts["official_rows"]:
         say(f"{name}: the official file has {facts['official_rows']} rows")
 
