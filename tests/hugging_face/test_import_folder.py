@@ -27,7 +27,7 @@ Change = Callable[[Path], object]
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory) -> Path:
     root = tmp_path_factory.mktemp("folders")
-    classes = {"mpnet": "MPNet", "bert": "Bert", "roberta": "Roberta", "modernbert": "ModernBert"}
+    classes = {"mpnet": "MPNet", "bert": "Bert", "modernbert": "ModernBert"}
     for family, name in classes.items():
         write_model(root / family, family, f"{name}Model")
     write_electra(root)
@@ -101,13 +101,11 @@ REFUSED: dict[str, tuple[str, Change, str]] = {
         config(model_type="deberta-v2"),
         "its model_type 'deberta-v2' is none that",
     ),
-    "no type": ("bert", config(model_type=None), "its model_type None is none"),
     "modules: images": ("bert", modules("CLIPModel"), "begin with a text encoder ('sentence_transformers.models.CLIP"),
     "modules: outside": ("bert", modules("Transformer", "1_a/../.."), "Transformer 1_a/../..'"),
     "modules: no list": ("bert", text("modules.json", "{}"), "modules.json"),
     "other class": ("bert", config(model_type="modernbert"), "is no configuration of a modernbert model"),
     "activation": ("bert", config(hidden_act="gelu_new"), "hidden_act is 'gelu_new'"),
-    "padding": ("roberta", config(pad_token_id=0), "pad_token_id is 0"),
     "no number": ("bert", config(hidden_size="wide"), "hidden_size is 'wide', which is not valid"),
     "nan": ("bert", config(hidden_dropout_prob=math.nan), "config.json"),
     "many layers": ("bert", config(num_hidden_layers=LARGE), "num_hidden_layers is 1000000000, which is not valid"),

@@ -26,14 +26,6 @@ def run_import(out: Path, capsys: pytest.CaptureFixture, *arguments: str | Path)
     return re.search(r"flags of fairseq-train that build this model: (.*)", capsys.readouterr().out).group(1).split()
 
 
-def dictionary_of(checkpoint: Path) -> Dictionary:
-    """The dictionary of a corpus; the task adds ``<mask>``."""
-    dictionary = Dictionary()
-    for symbol in load_checkpoint(checkpoint).tokenizer.dictionary_symbols:
-        dictionary.add_symbol(symbol)
-    return dictionary
-
-
 def write_lines(directory: Path, dictionary: Dictionary, lines: list[torch.Tensor]) -> None:
     directory.mkdir(parents=True)
     dictionary.save(str(directory / "dict.txt"))
@@ -64,7 +56,8 @@ def assert_started_from(before: dict[str, torch.Tensor], after: dict[str, torch.
 def test_fairseq_fine_tunes_an_imported_electra(folders, tmp_path, capsys):
     checkpoint = tmp_path / "imported" / "model.pt"
     flags = run_import(checkpoint, capsys, folders / "discriminator")
-    dictionary, labels, pretrained = dictionary_of(checkpoint), Dictionary(), load_checkpoint(checkpoint)
+    dictionary, labels = Dictionary.load(str(checkpoint.parent / "tokenizer" / "dict.txt")), Dictionary()
+    pretrained = load_checkpoint(checkpoint)
     for label in ("no", "yes"):
         labels.add_symbol(label)
     rows = [pretrained.tokens(line)[1:] for line in LINES[:8]]  # --init-token puts <s> in front
@@ -90,7 +83,7 @@ def test_fairseq_continues_the_pretraining_of_both_networks(folders, tmp_path, c
     checkpoint = tmp_path / "imported" / "model.pt"
     flags = run_import(checkpoint, capsys, folders / "discriminator", "--generator", folders / "generator")
     rows = [load_checkpoint(checkpoint).tokens(line)[1:] for line in LINES]
-    write_lines(tmp_path / "data", dictionary_of(checkpoint), rows)
+    write_lines(tmp_path / "data", Dictionary.load(str(checkpoint.parent / "tokenizer" / "dict.txt")), rows)
     task = f"--task text_pretraining --criterion electra --tokens-per-sample {POSITIONS} --optimizer grouped_adam"
     said = train(tmp_path / "data", tmp_path / "run", *task.split(), "--restore-file", str(checkpoint), *flags)
     assert f"Loaded checkpoint {checkpoint} (epoch 1 @ 0 updates)" in said
