@@ -89,9 +89,9 @@ def test_only_the_tokenizer_of_the_run_is_accepted(save_dir, tokenizer, tmp_path
     assert load_checkpoint(save_dir, elsewhere / "right").num_updates == 7
 
 
-def circle(times: int = 1) -> list:
+def circle() -> list:
     content: list = []
-    content.extend([content] * times)
+    content.append(content)
     return content
 
 
@@ -110,10 +110,8 @@ def circle(times: int = 1) -> list:
             "architecture 'transformer_lm', which is",
         ),
         (lambda state: state["cfg"].pop("task"), r"other\.pt is not a checkpoint of fairseq-train"),
-        (lambda state: state["optimizer_history"][-1].update(num_updates=10**400), "does not say after how many"),
         (lambda state: state["cfg"]["model"].update(dropout=10**400), r"contains a setting that no run has \(1000"),
         (lambda state: state["cfg"]["task"].update(data=circle()), "values|levels deep"),
-        (lambda state: state["cfg"].update(more=argparse.Namespace(a=circle())), "values|levels deep"),
     ],
 )
 def test_other_checkpoints_are_refused(save_dir, change, message):
