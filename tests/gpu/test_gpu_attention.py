@@ -85,13 +85,10 @@ def test_backward_uses_the_dropout_mask_of_forward(length: int, kind: str, dtype
     assert abs(by_value / by_output - 1) < TOLERANCES[dtype]
 
 
-FAULTY = pytest.mark.xfail(strict=False, reason="cuDNN's backward pass gives NaN; the table leaves these lengths out")
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("length", [*(pytest.param(T, marks=FAULTY) for T in (64, 192, 448)), 128, 256, 512])
+@pytest.mark.parametrize("length", [128, 256, 512])
 def test_cudnn_matches_the_reference_in_float64(length: int, dtype: torch.dtype) -> None:
-    """Where log-sum-exps are below -88.7."""
+    """Where log-sum-exps are below -88.7. The table leaves out lengths such as 64, at which the backward pass gives NaN."""
     heads, _ = random_inputs(length, "none", dtype)
     with torch.no_grad():  # the first dimension of query and key makes every score about -120
         heads *= 0.1

@@ -2,14 +2,14 @@
 
 import json
 import sys
-from importlib.metadata import version
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from packaging.version import Version
 from tiny_runs import ROOT, environment, run_process
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")]
+triton = pytest.importorskip("triton")
+pytestmark = pytest.mark.slow
 
 # Bytes of shared memory of a multiprocessor, of which a program gets 1 KiB more than it asks for, and of what one program can
 # have; from the tables of compute capabilities in CUDA's programming guide.
@@ -26,14 +26,6 @@ MOST_INSTRUCTIONS = {
 }
 # Three programs of 128 threads have 168 registers a thread on a multiprocessor; two have all 255, so nothing may be spilled.
 MOST_REGISTERS = {"forward_kernel": 168, "query_kernel": 255, "key_kernel": 255}
-
-
-def triton_version() -> tuple[int, int]:
-    """(0, 0) where it is not installed."""
-    if find_spec("triton") is None:
-        return 0, 0
-    major, minor = version("triton").split(".")[:2]
-    return int(major), int(minor)
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +50,7 @@ def test_no_product_is_issued_twice(programs) -> None:
         assert [loop["flops"] for loop in program["loops"]] == [expected], name
 
 
-@pytest.mark.skipif((0, 0) < triton_version() < (3, 6), reason="counted with Triton 3.6 and later")
+@pytest.mark.skipif(Version(triton.__version__) < Version("3.6"), reason="counted with Triton 3.6 and later")
 def test_a_tile_needs_few_instructions(programs) -> None:
     for architecture, kernels in MOST_INSTRUCTIONS.items():
         for kernel, most in kernels.items():
