@@ -112,9 +112,9 @@ def binarized_corpus(corpus_text: Path, tmp_path_factory: pytest.TempPathFactory
 def packings(monkeypatch: pytest.MonkeyPatch) -> list:
     """How the batches of all encoders were packed in this test: each :class:`Packing`, or None."""
     encoder = import_module("amos_fairseq.modules.encoder")  # here, because of Triton
-    pack_lengths, found = encoder.pack_lengths, []
-    monkeypatch.setattr(encoder, "pack_lengths", lambda *given: found.append(pack_lengths(*given)) or found[-1])
-    return found
+    pack_lengths, packings = encoder.pack_lengths, []
+    monkeypatch.setattr(encoder, "pack_lengths", lambda *args: packings.append(pack_lengths(*args)) or packings[-1])
+    return packings
 
 
 @pytest.fixture

@@ -94,13 +94,13 @@ def test_average_of_medians_and_deviation_over_seeds():
         for seed, value in enumerate(own, start=1):
             scores = {"accuracy": value, "f1": 0.0}
             results.append(make_result(task, seed, "accuracy", scores))
-    found = scores_of(results)
-    assert {task: own["median"] for task, own in found["tasks"].items()} == {"RTE": 53.0, "MRPC": 70.0}
-    assert found["tasks"]["RTE"]["deviation"] == pytest.approx(3.0)
-    assert found["average"]["value"] == pytest.approx(61.5)
+    scores = scores_of(results)
+    assert {task: own["median"] for task, own in scores["tasks"].items()} == {"RTE": 53.0, "MRPC": 70.0}
+    assert scores["tasks"]["RTE"]["deviation"] == pytest.approx(3.0)
+    assert scores["average"]["value"] == pytest.approx(61.5)
     # Averages of the seeds: 60, 58, 66.5; their mean is 61.5, their squared deviations 2.25, 12.25, 25.
-    assert found["average"]["deviation"] == pytest.approx((39.5 / 2) ** 0.5)
-    assert found["average"]["count"] == 3
+    assert scores["average"]["deviation"] == pytest.approx((39.5 / 2) ** 0.5)
+    assert scores["average"]["count"] == 3
 
 
 def entry(*averages: tuple[float, float]) -> dict:
@@ -116,12 +116,12 @@ def test_findings_of_compared_pairs():
     entries = {"mlm": entry((50.0, 1.0), (60.0, 1.5)), "electra": entry((49.0, 1.0), (63.0, 2.0))}
     entries |= {"amos": entry((52.0, 1.0), (58.0, 1.0)), "teams": entry()}
     findings = compare_findings(read_yaml(CONFIGS / "paper.yaml")["findings"], entries)
-    found = {(one["better"], one["worse"]): one for one in findings}
-    assert set(found) == {("electra", "mlm"), ("amos", "electra"), ("amos", "mlm")}
+    pairs = {(finding["better"], finding["worse"]): finding for finding in findings}
+    assert set(pairs) == {("electra", "mlm"), ("amos", "electra"), ("amos", "mlm")}
     # 3.0 points, spread sqrt(1.5^2 + 2^2) = 2.5; -5.0 and sqrt(1 + 4); -2.0 and sqrt(1 + 2.25) = 1.8.
-    assert found["electra", "mlm"]["our_points"] == pytest.approx(3.0)
-    assert found["electra", "mlm"]["our_spread"] == pytest.approx(2.5)
-    verdicts = [found[pair]["ours"] for pair in (("electra", "mlm"), ("amos", "electra"), ("amos", "mlm"))]
+    assert pairs["electra", "mlm"]["our_points"] == pytest.approx(3.0)
+    assert pairs["electra", "mlm"]["our_spread"] == pytest.approx(2.5)
+    verdicts = [pairs[pair]["ours"] for pair in (("electra", "mlm"), ("amos", "electra"), ("amos", "mlm"))]
     assert verdicts == ["agrees", "disagrees", "disagrees"]
 
 
@@ -151,8 +151,8 @@ def test_checkpoints_of_other_updates_than_the_shares_are_removed(pretraining):
     names = {"checkpoint_1_2.pt", "checkpoint_1_4.pt", "checkpoint_1_8.pt", "checkpoint_2_16.pt"}
     names |= {"checkpoint_last.pt", "checkpoint_best.pt"}
     assert {path.name for path in pretraining.save_dir.iterdir()} == names
-    found = [pretraining.checkpoint(share).name for share in (0.0625, 0.5)]
-    assert found == ["checkpoint_1_2.pt", "checkpoint_2_16.pt"]
+    names_of_shares = [pretraining.checkpoint(share).name for share in (0.0625, 0.5)]
+    assert names_of_shares == ["checkpoint_1_2.pt", "checkpoint_2_16.pt"]
     assert pretraining.hours(0.5) == pytest.approx(0.8)
     assert not pretraining.finished
     assert pretraining.checkpoint(1.0) is None

@@ -25,11 +25,11 @@ KERNELS = "amos_fairseq.functional.cuda"
 
 @functools.cache
 def modules() -> dict[str, Path]:
-    found = {}
+    paths = {}
     for path in (ROOT / "amos_fairseq").rglob("*.py"):
         parts = [part for part in path.relative_to(ROOT).with_suffix("").parts if part != "__init__"]
-        found[".".join(parts)] = path
-    return found
+        paths[".".join(parts)] = path
+    return paths
 
 
 @functools.cache
@@ -92,18 +92,18 @@ def may_import() -> dict[str, set[str] | None]:
 
 def test_imports_are_those_of_the_table() -> None:
     """Each folder imports only what its row permits, and all that it names."""
-    paths, table, found = modules(), may_import(), set()
+    paths, table, edges = modules(), may_import(), set()
     for name, imported in graph().items():
-        found |= {(layer_of(name, paths), layer_of(other, paths), name, other) for other in imported}
+        edges |= {(layer_of(name, paths), layer_of(other, paths), name, other) for other in imported}
     wrong = []
-    for layer, below, *edge in sorted(found):
+    for layer, below, *edge in sorted(edges):
         allowed = table[layer]
         is_free = below == "" and layer not in WITHOUT_GROUND_FLOOR
         is_allowed = (below != "cli" or layer == "cli") if allowed is None else below in allowed
         if layer != below and not (is_free or is_allowed):
             wrong.append(edge)
     assert wrong == []
-    assert {(layer, below) for layer, allowed in table.items() for below in allowed or ()} <= {e[:2] for e in found}
+    assert {(layer, below) for layer, allowed in table.items() for below in allowed or ()} <= {e[:2] for e in edges}
     assert table.keys() == {layer_of(name, paths) for name in graph()}
 
 
@@ -118,15 +118,15 @@ def test_only_the_kernels_import_triton_and_nothing_imports_them_at_its_top_leve
 
 
 @pytest.mark.parametrize(
-    ("found", "reason"),
+    ("installed", "reason"),
     [
         (None, r"the package triton, .* is missing"),
         # That of torch 2.6, whose compiler does not survive the kernels.
-        (SimpleNamespace(__version__="3.2.0", __spec__="found"), r"it needs Triton 3\.3 .* and found 3\.2\.0"),
+        (SimpleNamespace(__version__="3.2.0", __spec__="a spec"), r"it needs Triton 3\.3 .* and found 3\.2\.0"),
     ],
 )
-def test_the_kernels_without_triton_or_with_an_old_one_are_one_line(found, reason, monkeypatch) -> None:
-    monkeypatch.setitem(sys.modules, "triton", found)
+def test_the_kernels_without_triton_or_with_an_old_one_are_one_line(installed, reason, monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "triton", installed)
     for name in [name for name in sys.modules if name.startswith(KERNELS)]:
         monkeypatch.delitem(sys.modules, name)
     with pytest.raises(UserError, match=rf"^model\.kernels=triton does not work .*\({reason}\): "):

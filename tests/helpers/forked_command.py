@@ -55,9 +55,9 @@ class ForkedCommand(python_process.ForkedCommand):
         super().prepare()
         faulthandler.enable(2)  # as its variable does in a new process
         os.chdir(self.cwd)
-        given = [path for path in self.variables.get("PYTHONPATH", "").split(os.pathsep) if path]
+        paths = [path for path in self.variables.get("PYTHONPATH", "").split(os.pathsep) if path]
         helpers = ("", str(ROOT), HELPERS)
-        sys.path[:] = [self.cwd, *given, *(path for path in sys.path if path not in (*given, *helpers))]
+        sys.path[:] = [self.cwd, *paths, *(path for path in sys.path if path not in (*paths, *helpers))]
 
 
 @atexit.register  # after the function of multiprocessing that waits for all processes, so called before it

@@ -95,10 +95,10 @@ class BackgroundRun:
         children: dict[int, list[int]] = {}
         for pid, parent in listed:
             children.setdefault(parent, []).append(pid)
-        found = [rank.pid for rank in self.ranks]
-        for pid in found:
-            found += children.get(pid, [])
-        return found
+        pids = [rank.pid for rank in self.ranks]
+        for pid in pids:
+            pids += children.get(pid, [])
+        return pids
 
 
 def run_to_end(command: list[str], log: Path, num_ranks: int = 1) -> str:
@@ -142,30 +142,30 @@ def records(save_dir: Path) -> list[dict[str, Any]]:
     return [{key: value for key, value in json.loads(line).items() if key not in CLOCK} for line in lines]
 
 
-def assert_same_bits(found: Any, expected: Any, where: str) -> None:
+def assert_same_bits(actual: Any, expected: Any, where: str) -> None:
     """Equal structure, types and bits; tensors of the same dtype."""
-    assert type(found) is type(expected), where
+    assert type(actual) is type(expected), where
     if torch.is_tensor(expected):
-        assert found.dtype == expected.dtype, where
-        assert torch.equal(found, expected), where
+        assert actual.dtype == expected.dtype, where
+        assert torch.equal(actual, expected), where
     elif isinstance(expected, dict):
-        assert list(found) == list(expected), where
+        assert list(actual) == list(expected), where
         for key in expected:
-            assert_same_bits(found[key], expected[key], f"{where}.{key}")
+            assert_same_bits(actual[key], expected[key], f"{where}.{key}")
     elif isinstance(expected, (list, tuple)):
-        assert len(found) == len(expected), where
-        for index, (one, other) in enumerate(zip(found, expected, strict=True)):
-            assert_same_bits(one, other, f"{where}[{index}]")
+        assert len(actual) == len(expected), where
+        for index, (value, other) in enumerate(zip(actual, expected, strict=True)):
+            assert_same_bits(value, other, f"{where}[{index}]")
     else:
-        assert found == expected, where
+        assert actual == expected, where
 
 
 def assert_same_run(save_dir: Path, reference: Path) -> None:
     """Parameters, optimizer state, position in the data and logged values, bit for bit."""
-    found, expected = checkpoint(save_dir), checkpoint(reference)
+    actual, expected = checkpoint(save_dir), checkpoint(reference)
     for part in ("model", "last_optimizer_state", "task_state"):
-        assert_same_bits(found[part], expected[part], part)
-    assert_same_bits(found["optimizer_history"], expected["optimizer_history"], "optimizer_history")
+        assert_same_bits(actual[part], expected[part], part)
+    assert_same_bits(actual["optimizer_history"], expected["optimizer_history"], "optimizer_history")
     for part in ("train_iterator", "val_loss", "best", "recent_updates"):
-        assert_same_bits(found["extra_state"][part], expected["extra_state"][part], part)
+        assert_same_bits(actual["extra_state"][part], expected["extra_state"][part], part)
     assert records(save_dir) == records(reference)

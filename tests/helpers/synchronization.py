@@ -40,9 +40,9 @@ class Synchronizations(TorchDispatchMode):
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name, kwargs = function.name().partition(".")[0], kwargs or {}
-        given = [value for value in tree_iter((args, kwargs)) if isinstance(value, torch.Tensor)]
-        is_on_host = bool(given) and all(id(tensor) in self._on_host for tensor in given)
-        is_transfer = name == "aten::_to_copy" and only_moves(given[0], kwargs)
+        tensors = [value for value in tree_iter((args, kwargs)) if isinstance(value, torch.Tensor)]
+        is_on_host = bool(tensors) and all(id(tensor) in self._on_host for tensor in tensors)
+        is_transfer = name == "aten::_to_copy" and only_moves(tensors[0], kwargs)
         if not is_on_host and (is_transfer or name in SYNCHRONIZING):
             self.places.append(f"{name} {caller()}")
         made = function(*args, **kwargs)

@@ -49,15 +49,15 @@ def test_gradients_travel_once_in_an_update(tmp_path: Path) -> None:
     for update_freq, dtype in ((1, "c10::BFloat16"), (3, "float")):
         for rank in range(2):
             (path,) = tmp_path.glob(f"*_freq{update_freq}_rank{rank}.json")
-            found = [(event["args"]["Input type"][0], event["args"]["Input Dims"][0][0]) for event in sums(path)]
-            gradients = [number for name, number in found if name == dtype]
+            exchanges = [(event["args"]["Input type"][0], event["args"]["Input Dims"][0][0]) for event in sums(path)]
+            gradients = [number for name, number in exchanges if name == dtype]
             assert sum(gradients) == UPDATES * expected
             assert len(gradients) > UPDATES
             # Beside them, in float64: statistics that the host holds, those of the device, and a norm of each rank.
-            others = [number for name, number in found if name == "double"]
+            others = [number for name, number in exchanges if name == "double"]
             assert len(others) == 3 * UPDATES
             assert others[2::3] == [2] * UPDATES
-            assert len(found) == len(gradients) + len(others)
+            assert len(exchanges) == len(gradients) + len(others)
             assert launched_before_the_last_gradient(path) >= len(gradients) - UPDATES
     (page,) = tmp_path.glob("*.md")
     text = page.read_text(encoding="utf-8")

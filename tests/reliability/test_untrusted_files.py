@@ -201,5 +201,5 @@ def assert_same_states(folder: Path, file: Path) -> None:
             expected = theirs(input_ids=ids[rows][None]).last_hidden_state
     except Exception:
         return
-    found = imported.model.extract_features(rows[None])
-    assert (found - expected).abs().max() <= TOLERANCE * expected.abs().max() or not expected.isfinite().all()
+    states = imported.model.extract_features(rows[None])
+    assert (states - expected).abs().max() <= TOLERANCE * expected.abs().max() or not expected.isfinite().all()
