@@ -10,7 +10,7 @@ from amos_fairseq.experiments import SAMPLING_EXPONENT, recipe_file
 from amos_fairseq.output.terminal import say
 from amos_fairseq.recipes import PRECISIONS
 
-INPUTS = ("train", "dev", "data", "predict", "teachers", "own_tasks")  # arguments that name existing files and folders
+INPUTS = ("train", "dev", "data", "predict", "teachers")  # arguments that name existing files and folders
 
 
 def add_arguments(

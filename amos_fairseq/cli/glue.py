@@ -26,9 +26,6 @@ def add_parser(subparsers: Any) -> None:
     add("--intermediate", action="store_true", help=text)
     text = "predict the test sets with each task's best run on dev and write the archive for the leaderboard"
     add("--write-test", action="store_true", help=text)
-    text = "YAML of your own tasks, run beside GLUE's: NAME: {train: FILE, dev: FILE, text: [COLUMN], label: COLUMN, ...}, the "
-    text += "options of amos classify"
-    add("--own-tasks", metavar="FILE", type=Path, help=text)
     add("--multi-task", action="store_true", help="train one model for all tasks, with a head for each")
     fine_tuning.add_sampling_exponent(parser, "of --multi-task")
     text = "also train on predictions of other models: OUT of this command with --write-train"

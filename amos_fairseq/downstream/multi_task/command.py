@@ -7,10 +7,9 @@ from pathlib import Path
 from amos_fairseq.checkpoints.read import load_checkpoint
 from amos_fairseq.downstream.labeled_task import AVERAGE, check_epoch, note_on_shares, rows_per_epoch
 from amos_fairseq.downstream.texts.command import TextData
-from amos_fairseq.downstream.texts.glue.command import Glue
+from amos_fairseq.downstream.texts.glue.command import MULTI, Glue
 from amos_fairseq.downstream.texts.glue.tasks import AVERAGED
 from amos_fairseq.downstream.texts.scores import average_score
-from amos_fairseq.downstream.texts.teachers import MULTI
 from amos_fairseq.experiments.benchmark import BenchmarkTask, TaskRun, usable_folder
 from amos_fairseq.experiments.records import RunResult, TaskSummary, content_sha256, divide, summarize_divided
 

@@ -80,6 +80,7 @@ class TextData:
 
     def as_task(self, max_positions: int, trials: tuple[Hyperparameters, ...]) -> BenchmarkTask:
         """Return the task for a model of ``max_positions`` and the recipe's trials."""
+        trials = different(trial.for_labels(len(self.label_names)) for trial in trials)
         notes = (*self.notes(), *self.notes_on_cut_rows(max_positions, {trial.separator for trial in trials}))
         return BenchmarkTask(self.name, self.num_train, self.main_score, self.sha256(), trials, notes)
 
@@ -227,21 +228,20 @@ HEADINGS |= {"spearman": "Spearman", "pearson": "Pearson", "mse": "MSE"}
 
 def main(args: argparse.Namespace) -> None:
     if args.predict is not None:
-        files = (Path(args.checkpoint), args.predict, Path(args.out))
-        number = label_table(*files, args.text, args.no_header, find_devices(args.cpu)[0])
-        print(f"{args.out}: {number:,} rows")
+        results, out, device = Path(args.checkpoint), Path(args.out), find_devices(args.cpu)[0]
+        print(f"{out}: {label_table(results, args.predict, out, args.text, args.no_header, device):,} rows")
         return
     session = session_from(args)
     with session.preparing() as tokenizer:
         data = prepare_inside(session.out, args.tables, tokenizer)
-    run_and_print(open_classification(session, data))
+    classification = open_classification(session, data)
+    run_and_print(classification)
 
 
 def open_classification(session: Session, data: Path) -> "Classification":
-    """Read the data that ``amos classify`` has prepared."""
+    """Read the data that ``amos classify`` has prepared with the tokenizer of the session."""
     data = usable_folder(data)
     prepared = read_text_data(data)
-    session.checkpoint.check_tokenizer(data / "tokenizer")
     trials = session.recipe.trials_of(NAME)
     if not (data / "input1").is_dir():  # there is nothing to separate
         trials = different(dataclasses.replace(trial, num_separators=1) for trial in trials)

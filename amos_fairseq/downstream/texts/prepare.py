@@ -108,14 +108,12 @@ def write_labels(directory: Path, space: LabelSpace, labels: Mapping[str, Sequen
             file.add_lines(np.array([index for line in lines for index in line]), list(map(len, lines)))
 
 
-def write_tables(
-    directory: Path, tables: Tables, tokenizer: Tokenizer, description: Mapping[str, Any], name: str = NAME
-) -> None:
-    """Read the tables and write the prepared data of the task ``name`` into the empty ``directory``."""
+def write_tables(directory: Path, tables: Tables, tokenizer: Tokenizer, description: Mapping[str, Any]) -> None:
+    """Read the tables and write the prepared data of the task into the empty ``directory``."""
     train, dev, space, notes = tables.read()
     for note in notes:
         say(note, "classify")
-    record = write_task(directory, name, space, {"train": train, "valid": dev}, tokenizer, with_ids=["valid"])
+    record = write_task(directory, NAME, space, {"train": train, "valid": dev}, tokenizer, with_ids=["valid"])
     for split, facts in record["splits"].items():
         say(f"{split}: {describe_unknown(facts)}", "classify")
     record |= {
@@ -127,10 +125,8 @@ def write_tables(
     write_manifest(directory / TASK_FILE, description | record)
 
 
-def prepare_inside(out: Path, tables: Tables, tokenizer: Tokenizer, name: str = NAME) -> Path:
-    """Return the data of the task ``name`` in OUT; see :func:`~amos_fairseq.text.prepared_data.prepared_data`."""
+def prepare_inside(out: Path, tables: Tables, tokenizer: Tokenizer) -> Path:
+    """Return the data of the task in OUT; see :func:`~amos_fairseq.text.prepared_data.prepared_data`."""
     files = {"train": tables.train} | ({} if tables.dev is None else {"dev": tables.dev})
     description = description_of(files, tokenizer, tables.settings)
-    return prepared_data(
-        out, name, description, lambda folder: write_tables(folder, tables, tokenizer, description, name)
-    )
+    return prepared_data(out, NAME, description, lambda folder: write_tables(folder, tables, tokenizer, description))

@@ -13,8 +13,7 @@ from synthetic_glue import INFERENCE, folders, session
 from amos_fairseq.checkpoints.read import load_checkpoint
 from amos_fairseq.downstream.multi_task.command import MultiTaskGlue
 from amos_fairseq.downstream.texts.command import read_text_data
-from amos_fairseq.downstream.texts.glue.command import GlueOptions, open_glue
-from amos_fairseq.downstream.texts.teachers import read_teachers
+from amos_fairseq.downstream.texts.glue.command import GlueOptions, open_glue, read_teachers
 from amos_fairseq.errors import UserError
 from amos_fairseq.experiments.recipes import load_recipe
 from amos_fairseq.experiments.records import read_results

@@ -111,7 +111,7 @@ def test_small_tasks_start_from_the_best_mnli_run(start, tmp_path, fake_training
     assert list(starts) == ["MNLI", "CoLA", "RTE", "STS-B"]
     assert any(note.startswith("RTE, STS-B: started from the best dev run of MNLI") for note in outcome.table.notes)
     # A later command takes the MNLI runs of OUT; without the flag they would be other runs.
-    glue(out, "MRPC", intermediate=True)
+    glue(out, "RTE", intermediate=True, lr=1e-3)
     assert fake_training.flag(fake_training.commands[-1], "--finetune-from-model") == mnli
     glue(out, "RTE")
     assert fake_training.flag(fake_training.commands[-1], "--finetune-from-model") == original

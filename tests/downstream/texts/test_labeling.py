@@ -12,7 +12,7 @@ from unittest import mock
 import pytest
 from synthetic_glue import session
 
-from amos_fairseq.downstream.texts.command import open_classification
+from amos_fairseq.downstream.texts.command import Classification, open_classification
 from amos_fairseq.downstream.texts.labeling import SUFFIXES, label_table, table_lines
 from amos_fairseq.downstream.texts.prepare import NAME, prepare_inside
 from amos_fairseq.errors import UserError
@@ -23,12 +23,16 @@ from amos_fairseq.inputs.tables import TableFile
 TEXTS = ["the quick fox", "a lazy dog", "over the end", "jumps and jumps", "brown"]
 
 
+def opened(start: Path, out: Path, table: Path, recipe: str = "amos", **options: object) -> Classification:
+    own_session = session(start, out, NAME, seeds=1, recipe=recipe)
+    with own_session.preparing() as tokenizer:
+        data = prepare_inside(out, Tables(table, **options).check(), tokenizer)
+    return open_classification(own_session, data)
+
+
 def trained(start: Path, out: Path, table: Path, **options: object) -> Path:
     """OUT of ``amos classify`` with random weights."""
-    opened = session(start, out, NAME, seeds=1)
-    with opened.preparing() as tokenizer:
-        data = prepare_inside(opened.out, Tables(table, **options).check(), tokenizer)
-    assert not run_benchmark(open_classification(opened, data)).failures
+    assert not run_benchmark(opened(start, out, table, **options)).failures
     return out
 
 
@@ -36,10 +40,7 @@ def test_many_labels_are_trained_for_longer(start: Path, tmp_path: Path) -> None
     """The recipe's 30 updates for each of eight labels are more than its 200."""
     train = tmp_path / "train.tsv"
     train.write_text("text\tlabel\n" + "".join(f"the dog {n}\t{'abcdefgh'[n % 8]}\n" for n in range(40)))
-    opened = session(start, tmp_path / "out", NAME, recipe="own_labels")
-    with opened.preparing() as tokenizer:
-        data = prepare_inside(opened.out, Tables(train).check(), tokenizer)
-    (trial,) = open_classification(opened, data).tasks[NAME].trials
+    (trial,) = opened(start, tmp_path / "out", train, recipe="own_labels").tasks[NAME].trials
     assert trial.min_updates == 240
 
 

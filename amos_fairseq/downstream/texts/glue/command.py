@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from scipy.special import softmax
 
 from amos_fairseq.checkpoints.read import LoadedCheckpoint, load_checkpoint
 from amos_fairseq.downstream.texts.command import HEADINGS, TextBenchmark, TextData, read_text_data
-from amos_fairseq.downstream.texts.glue.prepare import prepare_glue_inside, read_own_tasks
+from amos_fairseq.downstream.texts.glue.prepare import prepare_glue_inside
 from amos_fairseq.downstream.texts.glue.tasks import (
     AVERAGED,
     DIAGNOSTIC,
@@ -28,18 +29,10 @@ from amos_fairseq.downstream.texts.glue.tasks import (
     is_test,
     tasks_in,
 )
-from amos_fairseq.downstream.texts.prepare import NAME as CLASSIFICATION
-from amos_fairseq.downstream.texts.prepare import prepare_inside
-from amos_fairseq.downstream.texts.teachers import (
-    FOLDER,
-    Teachers,
-    read_teachers,
-    write_train_predictions,
-)
+from amos_fairseq.downstream.texts.task import ANNEALED, gold_weight_of
 from amos_fairseq.errors import UserError
 from amos_fairseq.experiments import SAMPLING_EXPONENT
 from amos_fairseq.experiments.benchmark import BenchmarkTask, Session, TaskRun, session_from
-from amos_fairseq.experiments.recipes import different
 from amos_fairseq.experiments.records import (
     NO_CONSTANTS,
     ConstantScores,
@@ -47,26 +40,111 @@ from amos_fairseq.experiments.records import (
     Summaries,
     Summary,
     best_run,
+    content_sha256,
     format_spread,
     read_results,
     read_summary,
 )
 from amos_fairseq.experiments.runner import Failure, Runner
 from amos_fairseq.experiments.table import run_and_print
-from amos_fairseq.files import TOKENIZER_DIRECTORY, whole_file
+from amos_fairseq.files import TOKENIZER_DIRECTORY, file_sha256, json_text, whole_file, write_text
 from amos_fairseq.output.tables import MISSING, Table, format_score
 from amos_fairseq.output.terminal import say
+from amos_fairseq.untrusted import read_json
 
 TEACHER_FILE = "teacher.npy"  # in the directory of a run
 ARCHIVE = "glue_submission.zip"
 CONSTANT = "most frequent class, or mean"
+# What --write-train writes, and --teachers reads. TASK.tsv has a row for each training row, in their order: its number from 0
+# on, and the probability of each label, or the number that is predicted. TASK.json beside it says which rows they are.
+INDEX, NUMBER = "index", "score"  # columns
+FOLDER = "train"  # in the directory of a run
+MULTI = "multi"  # the name of the run of all tasks
+
+
+def write_train_predictions(directory: Path, data: TextData, logits: np.ndarray) -> None:
+    """Write ``TASK.tsv`` and ``TASK.json``; ``logits``: [N, outputs] in the order of the training rows."""
+    values = softmax(logits, axis=1) if data.kind == "classes" else logits
+    lines = ("\t".join([str(index), *(f"{value:.7g}" for value in row)]) for index, row in enumerate(values))
+    directory.mkdir(exist_ok=True)
+    file = directory / f"{data.name}.tsv"
+    write_text(file, "\n".join(["\t".join([INDEX, *(data.label_names or [NUMBER])]), *lines, ""]))
+    write_text(file.with_suffix(".json"), json_text(data.rows_identity()))
+
+
+def read_predictions(file: Path, data: TextData) -> tuple[np.ndarray, str]:
+    """Return the predictions of another model for the training rows of ``data``, [rows, outputs] float32, and the sha256 of
+    the file."""
+    if read_json(file.with_suffix(".json"), "write it again with --write-train") != data.rows_identity():
+        raise UserError(f"{file} is for other rows: give the same files, or write it with --write-train")
+    values = np.loadtxt(file, delimiter="\t", skiprows=1, ndmin=2)[:, 1:]
+    if data.kind == "classes":  # seven digits are written
+        values = values / values.sum(axis=1)[:, None]
+    return values.astype(np.float32), file_sha256(file)
+
+
+@dataclass
+class Teachers:
+    """The predictions that train beside the labels; :func:`read_teachers` finds them.
+
+    Attributes:
+        files: the predictions of each task by seed.
+        gold_weight: value of ``--gold-weight`` of ``fairseq-train``.
+        ensemble: take the mean of all seeds; else each seed learns from the same seed.
+    """
+
+    folder: Path
+    files: dict[str, dict[int, Path]]
+    gold_weight: str
+    ensemble: bool
+    _read: dict[Path, tuple[np.ndarray, str]] = field(default_factory=dict)  # each file is read once
+
+    def _predictions_for(self, data: TextData, seed: int) -> list[tuple[np.ndarray, str]]:
+        """Return what :func:`read_predictions` returns of each file that a run learns from."""
+        by_seed = self.files.get(data.name, {})
+        files = list(by_seed.values()) if self.ensemble else [by_seed.get(seed)]
+        if not by_seed or None in files:
+            which = f"{data.name}{'' if self.ensemble else f' of seed {seed}'}"
+            known = ", ".join(f"{task} (seeds {', '.join(map(str, seeds))})" for task, seeds in self.files.items())
+            raise UserError(f"--teachers {self.folder} has no predictions for {which}; it has {known}")
+        for file in files:
+            if file not in self._read:
+                self._read[file] = read_predictions(file, data)
+        return [self._read[file] for file in files]
+
+    def predictions(self, data: TextData, seed: int) -> np.ndarray:
+        """Return the mean of the predictions that a run of this seed learns from: [N, outputs] float32."""
+        arrays = [array for array, _ in self._predictions_for(data, seed)]
+        return np.mean(arrays, axis=0, dtype=np.float64).astype(np.float32)
+
+    def identity(self, tasks: Sequence[TextData], seed: int) -> dict[str, Any]:
+        """Return what of the teachers determines the result of a run, as plain values."""
+        read = {data.name: [sha256 for _, sha256 in self._predictions_for(data, seed)] for data in tasks}
+        return {"gold_weight": self.gold_weight, "teachers_sha256": content_sha256(read)}
+
+    def note(self) -> str:
+        weight = "from 0 to 1 over the updates" if self.gold_weight == ANNEALED else self.gold_weight
+        which = "the mean of all seeds" if self.ensemble else "each seed by the same seed"
+        return f"taught by {self.folder.name}, {which}; weight of the labels: {weight}"
+
+
+def read_teachers(folder: Path, gold_weight: str | None, ensemble: bool = False) -> Teachers:
+    """Find the teachers in ``--out`` of ``amos glue --write-train``."""
+    weight = ANNEALED if gold_weight in (None, ANNEALED) else str(gold_weight_of(gold_weight))
+    summary, files = read_summary(folder, "glue", "amos glue"), {}
+    for run in summary.runs if summary else ():
+        file = folder / run.directory / FOLDER / f"{run.task}.tsv"
+        if run.trial == summary.tasks[run.task].trial and file.is_file():
+            files.setdefault(run.task, {})[run.seed] = file
+    if not files:
+        raise UserError(f"--teachers {folder} holds no predictions of training rows: make them with --write-train")
+    return Teachers(folder.resolve(), files, weight, ensemble)
 
 
 @dataclass(frozen=True)
 class GlueOptions:
     """The options of the command besides its tasks."""
 
-    own_tasks: Mapping[str, Path] = field(default_factory=dict)  # prepared directories of the user's own tasks by name
     teachers: Teachers | None = None
     with_train: bool = False  # write the predictions of the rows to train on, for students
     intermediate: bool = False  # start the small tasks from MNLI's best run in OUT
@@ -80,16 +158,12 @@ def main(arguments: argparse.Namespace, benchmark: "type[Glue]") -> None:
     tasks = tasks_to_run(arguments.tasks, data, is_raw)
     if arguments.write_test and is_there(DIAGNOSTIC, data, is_raw):
         tasks.append(DIAGNOSTIC)
-    session, own_tasks = session_from(arguments), {}
+    session = session_from(arguments)
     folders = {name: data / name for name in tasks}
-    with session.preparing() as tokenizer:
-        if arguments.own_tasks is not None:
-            for name, tables in read_own_tasks(arguments.own_tasks).items():
-                own_tasks[name] = prepare_inside(session.out, tables, tokenizer, name)
-        if is_raw:
+    if is_raw:
+        with session.preparing() as tokenizer:
             folders = {name: prepare_glue_inside(session.out, data, name, tokenizer) for name in tasks}
     options = GlueOptions(
-        own_tasks=own_tasks,
         teachers=arguments.teachers and read_teachers(arguments.teachers, arguments.gold_weight, arguments.ensemble),
         with_train=arguments.write_train,
         intermediate=arguments.intermediate,
@@ -120,9 +194,7 @@ def open_glue(
     squad = read_summary(session.out, "squad", "amos squad")
     if squad is not None and not has_weights(session, squad.checkpoint["sha256"], squad.from_scratch):
         squad = None
-    prepared = {
-        name: read_text_data(folder.resolve()) for name, folder in [*folders.items(), *options.own_tasks.items()]
-    }
+    prepared = {name: read_text_data(folder.resolve()) for name, folder in folders.items()}
     for data in prepared.values():
         session.checkpoint.check_tokenizer(data.directory / TOKENIZER_DIRECTORY)
     first, diagnostic = next(iter(prepared.values())).directory, prepared.pop(DIAGNOSTIC, None)
@@ -159,13 +231,8 @@ class Glue(TextBenchmark):
         return self.session.row_name
 
     def make_tasks(self) -> dict[str, BenchmarkTask]:
-        """Return the tasks; the settings of the user's own are those of ``amos classify``."""
-        tasks = {}
-        for task, data in self.prepared.items():
-            trials = self.session.recipe.trials_of(task if task in SCORED else CLASSIFICATION)
-            of_labels = different(trial.for_labels(len(data.label_names)) for trial in trials)
-            tasks[task] = data.as_task(self.max_positions, of_labels)
-        return tasks
+        trials_of = self.session.recipe.trials_of
+        return {task: data.as_task(self.max_positions, trials_of(task)) for task, data in self.prepared.items()}
 
     def more_settings(self, task: str, seed: int) -> dict[str, Any]:
         """Return what the teachers of a run predict. A run with ``--write-train`` is another one than without, which has no
@@ -253,8 +320,7 @@ class Glue(TextBenchmark):
             yield from (f"SQuAD: {note}" for note in self.squad.notes)
 
     def table(self, summaries: Summaries, constants: Mapping[str, ConstantScores], notes: Sequence[str]) -> Table:
-        names = [*SCORED, *self.options.own_tasks]
-        return glue_table(self.model_name, summaries, constants, self.squad, notes, names)
+        return glue_table(self.model_name, summaries, constants, self.squad, notes)
 
     def average(self, summaries: Summaries) -> dict[str, Any]:
         name, value = average({task: summary.main.median for task, summary in summaries.items()})
@@ -287,12 +353,11 @@ def glue_table(
     constants: Mapping[str, ConstantScores],
     squad: Summary | None,
     notes: Sequence[str],
-    names: Sequence[str] = SCORED,
 ) -> Table:
     """Build the table with the rows of the checkpoint and of constant predictions; ``squad``: ``squad.json`` for the same
     checkpoint."""
     columns, row, constant_row, constant_scores = [""], [row_name], [CONSTANT], {}
-    for task in names:
+    for task in SCORED:
         if task in summaries:
             score, scores = summaries[task].main_score, summaries[task].scores
             columns.append(task_heading(task, score))

@@ -1,12 +1,8 @@
-"""``amos prepare glue``: each of GLUE's tasks is a table like those of ``amos classify``, with given columns and labels.
-
-The user's own tasks, which ``amos glue`` runs beside them, are read here too.
-"""
+"""``amos prepare glue``: each of GLUE's tasks is a table like those of ``amos classify``, with given columns and labels."""
 
 import argparse
 import dataclasses
 import functools
-import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -23,23 +19,19 @@ from amos_fairseq.downstream.texts.glue.tasks import (
     is_test,
     tasks_in,
 )
-from amos_fairseq.downstream.texts.prepare import TABLE_OPTIONS, write_task
+from amos_fairseq.downstream.texts.prepare import write_task
 from amos_fairseq.errors import UserError
 from amos_fairseq.inputs.files import print_what_was_read
-from amos_fairseq.inputs.rows import KINDS, TASK_FILE, LabeledRows, LabelSpace, Tables, number_of, read_rows
+from amos_fairseq.inputs.rows import TASK_FILE, LabeledRows, LabelSpace, number_of, read_rows
 from amos_fairseq.output.terminal import progress_bar, say
 from amos_fairseq.text.encoding import describe_unknown
 from amos_fairseq.text.prepared_data import Sample, description_of, fill_out, prepared_data, write_manifest
 from amos_fairseq.text.tokenization import load_tokenizer
 from amos_fairseq.text.tokenization.tokenizer import Tokenizer
-from amos_fairseq.untrusted import read_yaml
 
 ID_COLUMNS = ("index", "id")  # what the leaderboard calls a row
 # Readers of QQP count its broken lines differently; a rebuilt or truncated file differs by more.
 ROWS_TOLERANCE = 0.001
-# Results and heads have the names of tasks; multi and average are those of all tasks together.
-TAKEN = {"multi", "average", *map(str.lower, TASKS)}
-HINT = "give names and the options of amos classify, such as 'reviews: {train: reviews.tsv, label: stars}'"
 OnRead = Callable[[int], object]
 
 
@@ -150,34 +142,3 @@ def _report(name: str, facts: dict[str, Any]) -> None:
     say(f"{name}: {rows}; longest {facts['longest']} tokens{counted}; {describe_unknown(facts)}")
     if facts["source_rows"] != facts["official_rows"]:
         say(f"{name}: the official file has {facts['official_rows']} rows")
-
-
-def read_own_tasks(file: Path) -> dict[str, Tables]:
-    """Read the user's own tasks beside GLUE's: a YAML of names and the options of ``amos classify`` for each.
-
-    ::
-
-        reviews: {train: reviews.tsv, dev: dev.tsv, text: [text], label: stars, kind: number}
-
-    Paths are relative to the YAML; everything but ``train`` may be left out, as for the command.
-    """
-    tasks = {}
-    content = read_yaml(file, HINT)
-    for name, options in content.items() if isinstance(content, dict) else [(None, None)]:
-        is_name = re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]{0,40}", str(name)) and str(name).lower() not in TAKEN
-        if not is_name or not isinstance(options, dict) or not options.get("train") or set(options) - {*TABLE_OPTIONS}:
-            raise UserError(f"{file}, {str(name)[:40]!r}: {HINT}; no task has the name of one of GLUE's")
-        tasks[name] = own_tables(file.parent, options).check()
-    return tasks
-
-
-def own_tables(folder: Path, options: Mapping[str, Any]) -> Tables:
-    """Return the tables that the options of a task describe; columns of a file without a header are called 1, 2, ..."""
-    plain = {name: str(value) for name, value in options.items() if value is not None}
-    plain |= {name: folder / plain[name] for name in ("train", "dev") if name in plain}
-    if "text" in plain:
-        texts = options["text"] if isinstance(options["text"], list) else [options["text"]]
-        plain["text"] = list(map(str, texts))
-    if plain.get("kind", "classes") not in KINDS:
-        raise UserError(f"{plain['train']}: kind {plain['kind']} must be one of {', '.join(KINDS)}")
-    return Tables(**plain | {"no_header": options.get("no_header") is True})

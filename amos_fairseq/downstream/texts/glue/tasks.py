@@ -152,8 +152,6 @@ def find_files(directory: Path, task: GlueTask) -> dict[str, Path]:
     files = {}
     for split, places in task.files.items():
         paths = _candidates(directory, places)
-        if len(paths) > 1:
-            raise UserError(f"{paths[0]} and {paths[1]} are the same part of a task: keep one of them")
         if paths:
             files[split] = paths[0]
         elif not is_test(split) or task.name == DIAGNOSTIC:

@@ -51,16 +51,13 @@ def test_errors_name_file_and_line(tmp_path):
         assert message in str(error.value)
 
 
-def test_missing_and_duplicate_files(tmp_path):
+def test_missing_and_compressed_files(tmp_path):
     write_raw_glue(tmp_path, "RTE")
     (tmp_path / "RTE" / "dev.tsv").unlink()
     with pytest.raises(UserError, match=r"RTE/dev.tsv: no such file \(nor as .gz, .xz, .zst\)"):
         find_files(tmp_path, TASKS["RTE"])
     (tmp_path / "RTE" / "dev.tsv.xz").write_bytes(lzma.compress(b""))
     assert find_files(tmp_path, TASKS["RTE"])["valid"] == tmp_path / "RTE" / "dev.tsv.xz"
-    (tmp_path / "RTE" / "dev.tsv").write_text("")
-    with pytest.raises(UserError, match="are the same part of a task: keep one of them"):
-        find_files(tmp_path, TASKS["RTE"])
 
 
 def test_names_of_tasks():

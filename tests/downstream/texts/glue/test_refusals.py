@@ -7,24 +7,9 @@ from failures import error_line
 from amos_fairseq.cli.main import main
 from amos_fairseq.downstream.texts.glue.command import tasks_to_run
 
-OWN_TASKS = {
-    "RTE: {train: own.tsv}": "'RTE': give names and the options of amos classify",
-    "mine: {train: own.tsv, colour: red}": "'mine': give names and the options",
-    "mine: {train: own.tsv, text: {a: 1}}": "has no column \"{'a': 1}\"",
-    "mine: {train: own.tsv, kind: labels, label_separator: ''}": "line 2, column label: empty separator",
-    "mine: {train: own.tsv, dev: nothing.tsv}": "nothing.tsv: no such file",
-    "mine: {train: own.tsv, kind: words}": "kind words must be one of classes, labels, number",
-    "[mine]": "",
-}
-
 
 def test_mistakes_are_one_line_and_start_nothing(start, data, tmp_path, fake_training, capsys, glue):
     glue(tmp_path / "finished", "CoLA")
-    (tmp_path / "own.tsv").write_text("text\tlabel\na\tx\nb\ty\n")
-    own_tasks = []
-    for number, (content, message) in enumerate(OWN_TASKS.items()):
-        (tmp_path / f"{number}.yaml").write_text(content)
-        own_tasks.append((["--tasks", "CoLA", "--own-tasks", tmp_path / f"{number}.yaml"], message))
     foreign = tmp_path / "foreign"
     shutil.copytree(data, foreign)
     (foreign / "CoLA" / "tokenizer" / "dict.txt").write_text("other 1\n")
@@ -59,7 +44,6 @@ def test_mistakes_are_one_line_and_start_nothing(start, data, tmp_path, fake_tra
         (["--tasks", "CoLA,RTE", "--multi-task", "--recipe", "bam", "--intermediate"], "--intermediate has no effect"),
         (["--tasks", "CoLA", "--intermediate"], "--intermediate has no effect"),
         (["--tasks", "RTE", "--intermediate"], "holds no run of MNLI from these weights"),
-        *own_tasks,
         (["--tasks", "RTE", "--multi-task", "--recipe", "bam"], "has 16 rows, fewer than the 128 of one update"),
     ):
         assert message in error_line(capsys, main, *command, *arguments, reports_progress=True)
