@@ -28,7 +28,8 @@ from torch.utils.data._utils import signal_handling
 from amos_fairseq.compat import device_reads, distribution, mixed_precision, patching
 from amos_fairseq.compat.patching import Patch, Script
 from amos_fairseq.errors import UserError, report_user_errors
-from amos_fairseq.run import mistakes, resume, schedule, signals
+from amos_fairseq.run import ending, resume, schedule
+from amos_fairseq.run.ending import SaveSettings, Signals
 from amos_fairseq.run.health import Collapse, CollapseSettings, Divergence, DivergenceSettings, FiniteUpdates
 from amos_fairseq.run.hook import Hook
 from amos_fairseq.run.kernels import Determinism, Kernels, Memory
@@ -36,7 +37,6 @@ from amos_fairseq.run.precision import Precision, PrecisionSettings
 from amos_fairseq.run.progress import MetricsLog, Progress
 from amos_fairseq.run.resume import Resume
 from amos_fairseq.run.schedule import Phases, TimeBudget
-from amos_fairseq.run.signals import SaveSettings, Signals
 from amos_fairseq.setting_checks import check_config, check_configuration, check_flags
 
 HOOKS: tuple[type[Hook], ...] = (
@@ -96,13 +96,13 @@ def call_main(stock: Callable[..., Any], cfg: Any, main: Callable[..., Any], **k
     A user's mistake, now or later in any rank, becomes one line and an exit code instead of a traceback.
     """
     patching.patch_starting_scripts()
-    with mistakes.exit_on_mistake():
+    with ending.exit_on_mistake():
         check_configuration(cfg)
         distribution.arrange_ranks(cfg)
         for hook in active:
             hook.before_launch(cfg)
     try:
-        with signals.handled():
+        with ending.handled():
             stock(cfg, functools.partial(run_rank, main), **kwargs)
     except ProcessExitedException as ended:
         # A spawned rank has printed the reason; its exit code tells a scheduler whether to start the run again.
@@ -113,7 +113,7 @@ def run_rank(main: Callable[..., Any], cfg: Any, **kwargs: Any) -> None:
     """Run ``main`` in one rank. Unpickling this module-level function makes a spawned rank import the plugin first."""
     for hook in active:
         hook.before_rank(cfg)
-    with mistakes.exit_on_mistake():
+    with ending.exit_on_mistake():
         try:
             main(cfg, **kwargs)
         except RuntimeError as error:
@@ -290,12 +290,12 @@ REPLACED = (
     Patch(Trainer, "state_dict", state_dict),
     Patch(Script.TRAINING, "validate_and_save", validate_and_save),
     # Without a moment: each of these has one reason to be replaced.
-    Patch(JobReturn, "return_value", mistakes.report_mistake_of_job),
-    Patch(signal_handling, "_set_worker_signal_handlers", signals.handle_in_loader_process),
+    Patch(JobReturn, "return_value", ending.report_mistake_of_job),
+    Patch(signal_handling, "_set_worker_signal_handlers", ending.handle_in_loader_process),
 )
 
 
 def apply() -> None:
     """Replace fairseq's functions. Called once, after those of ``compat``."""
-    mistakes.install_exception_hook()
+    ending.install_exception_hook()
     patching.apply_patches(REPLACED)

@@ -35,7 +35,7 @@ from amos_fairseq.errors import UserError, explain_os_errors
 from amos_fairseq.files import whole_file, write_text
 from amos_fairseq.output.tables import markdown_rows
 from amos_fairseq.recipes import DEFAULT_VOCABULARY
-from amos_fairseq.run.mistakes import exit_on_mistake
+from amos_fairseq.run.ending import exit_on_mistake
 
 WARMUP_UPDATES = 2  # DistributedDataParallel sorts its buckets by the first backward pass
 UPDATE = "update"  # recorded by trace_updates

@@ -13,7 +13,7 @@ from tiny_runs import ROOT, run_process, wait_until
 
 from amos_fairseq.errors import REQUEUE
 from amos_fairseq.recipes.composition import RECIPES, compose_with_hydra
-from amos_fairseq.run.signals import SIGNALS
+from amos_fairseq.run.ending import SIGNALS
 
 MULTI_NODE = ROOT / "examples" / "multi_node"
 

@@ -12,7 +12,7 @@ from fairseq.dataclass.configs import FairseqConfig
 from omegaconf import OmegaConf
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.run import hooks, resume, signals
+from amos_fairseq.run import ending, hooks, resume
 from amos_fairseq.run.hook import Hook
 from amos_fairseq.run.progress import MetricsLog
 
@@ -66,7 +66,7 @@ STOPPED = ([None], False)
     ],
 )
 def test_moments_around_functions_of_fairseq(call: Callable, expected: str, happened: list[str]) -> None:
-    with signals.handled():
+    with ending.handled():
         call(lambda result=None: stock(happened, result))
     assert happened == expected.split()
 

@@ -15,7 +15,7 @@ from torch.distributed.run import get_args_parser
 
 from amos_fairseq.errors import INTERRUPTED, REQUEUE
 from amos_fairseq.recipes.overrides import training_command
-from amos_fairseq.run.signals import SIGNALS
+from amos_fairseq.run.ending import SIGNALS
 
 pytestmark = pytest.mark.slow
 # A run of 38 updates receives signals in turn, in its first and second epoch of 16 updates; it must not end earlier.
