@@ -140,7 +140,6 @@ def test_what_cannot_be_used_is_refused_in_one_line(place, tmp_path, capsys):
     for name, content, message in (
         ("cycle", text[:first] + "\t1\troot" + text[first + 7 :], "line 1: the heads are no tree with one root"),
         ("head", text[:first] + "\t99\troot" + text[first + 7 :], "the head '99' of 'sees' is no other word"),
-        ("empty", text[:first] + "\t_\t_" + text[first + 7 :], "the head '_' of 'sees' is no other word"),
     ):
         (place / f"{name}.conllu").write_text(content)
         line = error_line(capsys, main, *command(place, tmp_path / name, train=f"{name}.conllu"), reports_progress=True)
@@ -149,7 +148,6 @@ def test_what_cannot_be_used_is_refused_in_one_line(place, tmp_path, capsys):
     start = ["parse", "--checkpoint", place / "start", "--out", tmp_path / "x"]
     for flags, message in (
         (["--train", place / "train.conllu"], "give the treebanks as --train FILE --dev FILE"),
-        (["--predict", place / "dev.conllu", "--lr", "1"], "--lr has no effect with --predict"),
         (["--predict", place / "dev.conllu"], "has no parsing.json: give the --out of amos parse"),
     ):
         assert message in error_line(capsys, main, *start, *flags, reports_progress=True)

@@ -184,7 +184,7 @@ def predict_answers(
     for index in range(len(windows)):
         window = windows.window(index)
         ranges[window.example].append((window.begin, window.end))
-    owners = {example: window_of_most_context(of_example) for example, of_example in ranges.items()}
+    owners = {example: window_of_most_context(bounds) for example, bounds in ranges.items()}
 
     def inputs(indices: list[int]) -> dict[str, Any]:
         return windows.collater([windows[index] for index in indices])["net_input"] | {"span_targets": None}
@@ -265,12 +265,12 @@ def write_answers(
     best F1 in the official script's search, on the scale of ``null_odds.json``. Above it, the prediction is "".
     """
     golds = {example.id: [answer.text for answer in example.answers] for example in split.examples}
-    answers = {name: of_question.best for name, of_question in decoded.items()}
+    answers = {name: answer.best for name, answer in decoded.items()}
     files: dict[str, Any] = {"nbest_predictions": {name: answer.as_json() for name, answer in decoded.items()}}
     scores: dict[str, float] = {}
     has_impossible = any(example.is_impossible for example in split.examples)
     if has_impossible:
-        odds = {name: of_question.null_odds for name, of_question in decoded.items()}
+        odds = {name: answer.null_odds for name, answer in decoded.items()}
         best = evaluate(golds, answers, odds, units=score_by)
         threshold = best["best_f1_thresh"]
         if threshold not in odds.values():

@@ -115,8 +115,8 @@ def align_answer(
     if len(inside) == 0:
         return None, LOST
     first, last = int(inside[0]), int(inside[-1])
-    of_tokens = words_of(context[starts[first] : ends[last]])
-    return (first, last), EXACT if of_tokens == words_of(answer.text) else WIDER
+    text = context[starts[first] : ends[last]]
+    return (first, last), EXACT if words_of(text) == words_of(answer.text) else WIDER
 
 
 def write_squad_split(

@@ -295,18 +295,19 @@ def attachment_counts(gold: Sequence[Edge], predicted: Sequence[Edge], with_punc
 def chains(train: Iterable[Sequence[Edge]], lengths: Sequence[int]) -> dict[str, list[list[Edge]]]:
     """Return, by name, trees without a model, of sentences of these lengths: each word depends on its neighbor, with the most
     frequent relation of the words of ``train`` that do so, punctuation left out."""
-    found, of_neighbor = {}, {-1: Counter(), 1: Counter()}
+    trees, relations = {}, {-1: Counter(), 1: Counter()}
     for tree in train:
         for word, (head, relation) in enumerate(tree, start=1):
             relation = relation.partition(":")[0]
             if head != 0 and abs(head - word) == 1 and relation != "punct":
-                of_neighbor[head - word][relation] += 1
+                relations[head - word][relation] += 1
     for name, step in (("previous", -1), ("next", 1)):
-        relation = of_neighbor[step].most_common(1)[0][0] if of_neighbor[step] else "dep"
+        relation = relations[step].most_common(1)[0][0] if relations[step] else "dep"
         # The head of the first or the last word, which has no neighbor there, is the root.
-        heads = [[(word + step) % (length + 1) for word in range(1, length + 1)] for length in lengths]
-        found[f"the {name} word as head ({relation})"] = [[(head, relation) for head in tree] for tree in heads]
-    return found
+        trees[f"the {name} word as head ({relation})"] = [
+            [((word + step) % (length + 1), relation) for word in range(1, length + 1)] for length in lengths
+        ]
+    return trees
 
 
 def tree_scores(gold: Sequence[Sequence[Edge]], predicted: Sequence[Sequence[Edge]]) -> dict[str, float]:

@@ -129,12 +129,12 @@ class SequenceTaggingTask(LabeledTask):
 
     def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **kwargs: Any) -> None:
         training = split == self.cfg.train_subset
-        of_columns = {head: self._sentences(column, split, training) for head, column in self.columns.items()}
-        if len(of_columns) == 1:
-            (dataset,) = of_columns.values()
+        datasets = {head: self._sentences(column, split, training) for head, column in self.columns.items()}
+        if len(datasets) == 1:
+            (dataset,) = datasets.values()
         else:
             order = (self.cfg.seed, training, self.cfg.sampling_exponent)
-            dataset = MixedSentences(of_columns, split, *order)
+            dataset = MixedSentences(datasets, split, *order)
         if training and self.views:
             dataset = WithUnlabeled(dataset, self._unlabeled(), self.cfg.seed)
         self.datasets[split] = dataset

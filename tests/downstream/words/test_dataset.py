@@ -5,7 +5,7 @@ import pytest
 import torch
 from fairseq.data.indexed_dataset import MMapIndexedDatasetBuilder
 
-from amos_fairseq.downstream.words.dataset import NO_LABEL, Column, TaggedSentences
+from amos_fairseq.downstream.words.dataset import NO_LABEL, TaggedSentences
 from amos_fairseq.downstream.words.prepare import ARRAYS
 from amos_fairseq.errors import UserError
 
@@ -87,13 +87,6 @@ def test_batches_are_padded(directory):
     assert data.collater([]) == {}
 
 
-def test_files_that_are_missing_or_foreign_are_refused(directory, tmp_path):
+def test_a_length_without_room_for_a_word_is_refused(directory):
     with pytest.raises(UserError, match="leaves no room"):
         load(directory, 2)
-    write_files(tmp_path)
-    (tmp_path / "train.word_start.bin").unlink()
-    with pytest.raises(UserError, match=r"word_start\.idx is missing"):
-        load(tmp_path, 9)
-    (tmp_path / "valid.words.jsonl").write_text('["a"]\n["b"')
-    with pytest.raises(UserError, match=r"words\.jsonl is missing or damaged"):
-        Column(tmp_path, "upos", [], False).read_words("valid")
