@@ -32,8 +32,8 @@ from amos_fairseq.models.pretraining import GeneratorNetwork, PretrainingModel, 
 from amos_fairseq.setting_checks import check_saved_settings, model_settings
 from amos_fairseq.text import MASK_SYMBOL, protect
 from amos_fairseq.text.tokenization import load_tokenizer
+from amos_fairseq.text.tokenization.standalone import kept_lengths
 from amos_fairseq.text.tokenization.tokenizer import Tokenizer
-from amos_fairseq.text.tokenization.truncation import kept_lengths
 from amos_fairseq.untrusted import values_in
 
 CheckpointPath = str | os.PathLike

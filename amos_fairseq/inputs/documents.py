@@ -54,7 +54,7 @@ class DocumentFile:
             print_counts(self.path, self.num_documents, "documents", {})
         else:
             left_out = {f"without a text in {self.column}": self.without_text} | table.left_out
-            print_counts(self.path, self.num_documents, table.counted("documents"), left_out)
+            print_counts(self.path, self.num_documents, "documents", left_out)
 
     def print_first(self) -> None:
         """Print the kind and the first document; refuse what has none."""

@@ -3,7 +3,6 @@
 import dataclasses
 import math
 import re
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -187,7 +186,7 @@ class Tables:
             raise UserError(f"{path} has no row with a text and a label in {', '.join((*self.text, self.label))}")
         first = f"{' | '.join(rows.texts[0])} -> {labels[0]}"
         columns = [*self.text, self.label]
-        print_what_was_read(path, rows.kind, columns, len(rows), rows.left_out, first, "classify", rows.what)
+        print_what_was_read(path, rows.kind, columns, len(rows), rows.left_out, first, "classify")
         return dataclasses.replace(rows, labels=labels)
 
 
@@ -203,7 +202,6 @@ class LabeledRows:
     left_out: dict[str, int] = field(default_factory=dict)  # why -> how many rows
     broken_lines: list[int] = field(default_factory=list)
     kind: str = ""  # of the file
-    what: str = "rows"  # are counted
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -252,7 +250,7 @@ def read_rows(
         rows.texts.append(texts_of(values, texts, f"{path}, line {line}"))
         rows.labels.append(values.get(label))
     rows.sha256 = joined_sha256(files_of(path))
-    rows.left_out, rows.what = table.left_out, table.counted("rows")
+    rows.left_out = table.left_out
     return rows
 
 
@@ -275,27 +273,18 @@ def split_off_dev(rows: LabeledRows) -> tuple[LabeledRows, LabeledRows]:
 
 
 def notes_on(train: LabeledRows, dev: LabeledRows, space: LabelSpace, dev_is_chosen: bool) -> Iterator[str]:
-    """Yield footnotes of the table: which rows are left out, texts that occur twice, and labels that cannot be learned."""
+    """Yield footnotes of the table: rows left out, dev texts that train too, and dev labels that no training row has."""
     for name, rows in (("training", train), ("dev", dev)):
         for why, count in rows.left_out.items():
             if count:
                 yield f"{rows.source}: {count:,} {name} rows {why} are left out"
     if dev_is_chosen:
         yield held_out_note(len(dev), len(train), "rows", dev.source)
-    labels: dict[tuple[str, ...], set[str]] = {}
-    for texts, label in zip(train.texts, train.labels, strict=True):
-        labels.setdefault(texts, set()).add(str(label))
-    if repeated := len(train) - len(labels):
-        several = sum(len(names) > 1 for names in labels.values())
-        with_others = f"; {several:,} texts have different labels" if several else ""
-        yield f"{train.source}: {repeated:,} training rows repeat the text of an earlier row{with_others}"
-    if seen := sum(texts in labels for texts in dev.texts):
+    trained = set(train.texts)
+    if seen := sum(texts in trained for texts in dev.texts):
         yield f"{dev.source}: {seen:,} of {len(dev):,} dev rows have a text that trains too: the scores may be too high"
     if space.kind == "number":
         return
-    counts = Counter(names_in(train, space.kind))
-    if rare := [name for name in space.names if counts[name] == 1]:
-        yield f"{train.source}: {len(rare):,} {space.kind} with one training row: {listed(rare)}"
     if unknown := [name for name in names_in(dev, space.kind) if name not in space.names]:
         rows, counted = f"{len(unknown):,} dev rows with labels", "counted as wrong"
         if space.kind == "labels":

@@ -22,7 +22,6 @@ from amos_fairseq.text.tokenization.tokenizer import Tokenizer
 
 VALID, SAMPLE = "valid.txt", "sample.txt"
 GROUPS_PER_SHARD = 16  # small enough to form shards of nearly equal size
-_MANY_COPIES = 0.1  # of the documents
 FILE_BYTES = 1 << 22  # of text: what a process encodes at a time, and an interrupted run at most repeats
 
 
@@ -117,11 +116,7 @@ def split_corpus(inputs: list[Path], directory: Path, settings: CorpusSettings, 
             train.write(document, number)
     documents = sum(file.num_documents for file in files)
     say(f"{documents:,} documents of {paragraphs:,} paragraphs, {total:,} bytes of text")
-    sampled = sample.in_order()
-    num_sampled = sum(sampled.values())
-    if num_sampled - len(sampled) > _MANY_COPIES * num_sampled:
-        say(f"{num_sampled - len(sampled):,} of {num_sampled:,} documents (in the sample) are copies of others")
-    learnable = rests_of(sampled)
+    learnable = rests_of(sample.in_order())
     if not train.groups or not learnable:
         raise UserError(
             "nothing would be left to train on beside the validation text: give at least two different paragraphs or documents "
@@ -129,13 +124,9 @@ def split_corpus(inputs: list[Path], directory: Path, settings: CorpusSettings, 
         )
     held = [(heads[document], number) for document, number in candidates.items() if document in heads]
     size = _count(held)["bytes"]
-    is_as_asked = asked / 2 <= size <= 2 * asked
-    advice = (
-        "" if is_as_asked else ": documents are large, or differ much in size; --document makes others of plain text"
-    )
     say(
-        f"{'' if is_as_asked else 'WARNING: '}held out for validation: {size:,} bytes, {size / total:.2%} of the text "
-        f"(asked for: {settings.valid_share:.2%}, at most {settings.valid_bytes:,} bytes){advice}"
+        f"held out for validation: {size:,} bytes, {size / total:.2%} of the text "
+        f"(asked for: {settings.valid_share:.2%}, at most {settings.valid_bytes:,} bytes)"
     )
     _write(directory / VALID, held)
     _write(directory / SAMPLE, learnable)

@@ -57,8 +57,7 @@ def test_rows_without_a_text_are_counted(tmp_path, capsys):
     path = written(tmp_path / "t.tsv", 'text\tid\n"a\nb"\t1\nbroken\n\nc\t2\n')
     assert documents(path) == as_documents("a\nb", "c")
     assert capsys.readouterr().err == (
-        f"prepare: {path}: 2 documents (1 rows of several lines, between quotes); left out: 1 with another number of "
-        "columns than the first line\n"
+        f"prepare: {path}: 2 documents; left out: 1 with another number of columns than the first line\n"
     )
 
 

@@ -33,11 +33,6 @@ def run(tmp_path: Path, documents, settings=SETTINGS, files=1):
     return split, train, read_piece(directory / VALID), read_piece(directory / SAMPLE)
 
 
-def test_many_copies_are_named(tmp_path, capsys):
-    run(tmp_path, [*DOCUMENTS[:40], *DOCUMENTS[:20]])
-    assert "20 of 60 documents (in the sample) are copies of others" in capsys.readouterr().err
-
-
 def text_bytes(documents) -> int:
     return sum(len(paragraph.encode("utf-8")) + 1 for document in documents for paragraph in document)
 

@@ -27,7 +27,7 @@ from amos_fairseq.downstream.labeled_task import LabeledSequences
 from amos_fairseq.errors import UserError
 from amos_fairseq.inputs.rows import TASK_FILE
 from amos_fairseq.text.prepared_data import PREPARE_AGAIN, read_manifest
-from amos_fairseq.text.tokenization.truncation import kept_lengths
+from amos_fairseq.text.tokenization.standalone import kept_lengths
 from amos_fairseq.untrusted import read_text
 
 # A class of the dev set that the training set lacks. It is no class of a model, so that every prediction is wrong.

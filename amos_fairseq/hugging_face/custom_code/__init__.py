@@ -18,8 +18,7 @@ MODEL_CODE = {
 }
 TOKENIZER_CODE = {
     "tokenization_amos.py": "hugging_face/custom_code/tokenization_amos.py",
-    "microsoft_text.py": "text/tokenization/microsoft_text.py",
-    "truncation.py": "text/tokenization/truncation.py",
+    "standalone.py": "text/tokenization/standalone.py",
 }
 TOKENIZER_AUTO_MAP = {"AutoTokenizer": ["tokenization_amos.AmosTokenizer", None]}
 _OUR_IMPORT = re.compile(r"^from amos_fairseq\.[\w.]+?(\w+) import ", re.MULTILINE)

@@ -12,8 +12,7 @@ from typing import Any
 import sentencepiece
 from transformers import PreTrainedTokenizer
 
-from amos_fairseq.text.tokenization.microsoft_text import normalize, text_of, without_lone_marks
-from amos_fairseq.text.tokenization.truncation import kept_lengths
+from amos_fairseq.text.tokenization.standalone import kept_lengths, normalize, text_of, without_lone_marks
 
 
 class AmosTokenizer(PreTrainedTokenizer):

@@ -7,7 +7,7 @@ import sentencepiece
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import DICTIONARY_FILE
-from amos_fairseq.text.tokenization.microsoft_text import normalize, text_of, without_lone_marks
+from amos_fairseq.text.tokenization.standalone import normalize, text_of, without_lone_marks
 from amos_fairseq.text.tokenization.tokenizer import (
     COPY_AGAIN,
     AlignedPiece,

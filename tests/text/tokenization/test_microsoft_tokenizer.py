@@ -7,8 +7,8 @@ from tokenizer_text import HOSTILE, SPLIT_LINES, assert_survives_fairseq, train_
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.text.tokenization import load_tokenizer
-from amos_fairseq.text.tokenization.microsoft_text import normalize, text_of, without_lone_marks
 from amos_fairseq.text.tokenization.microsoft_tokenizer import MicrosoftAmosTokenizer
+from amos_fairseq.text.tokenization.standalone import normalize, text_of, without_lone_marks
 
 # Worked out by hand from the rules.
 NORMALIZED = {

@@ -14,8 +14,8 @@ from amos_fairseq.inputs.word_files import join_words
 from amos_fairseq.text.tokenization import load_tokenizer
 from amos_fairseq.text.tokenization import tokenizer as base
 from amos_fairseq.text.tokenization.exported import exported_tokenizer
+from amos_fairseq.text.tokenization.standalone import kept_lengths
 from amos_fairseq.text.tokenization.tokenizer import SPECIAL_SYMBOLS, UNK, embedding_symbols, spell_piece
-from amos_fairseq.text.tokenization.truncation import kept_lengths
 from amos_fairseq.text.vocabulary import cut_long_line, learn_tokenizer
 
 NASTY_CHARACTERS = " \t\x0b\x1c\x85\xa0\u2028\u3000\\{}x<>/s@#▁Ġ#é中☃\u0301ab0"

@@ -1,14 +1,14 @@
-"""The text normalization of the AMOS authors' tokenizer, before and after SentencePiece.
+"""What the exported tokenizer of the released AMOS checkpoint contains a copy of: this file imports nothing of the package.
 
-Follows the description in huggingface/amos/tokenization_amos.py of their repository; an independent implementation that
-records the position of every character in the original line. The exported tokenizer of the released checkpoint contains a
-copy of this file, so it imports nothing of this package.
+The text normalization of the AMOS authors' tokenizer, before and after SentencePiece, follows the description in
+huggingface/amos/tokenization_amos.py of their repository; an independent implementation that records the position of every
+character in the original line. :func:`kept_lengths` shortens texts, for all tokenizers.
 """
 
 import re
 import string
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 _WORD_MARK = "\u2581"
@@ -98,3 +98,22 @@ def without_lone_marks(pieces: list[str]) -> list[int]:
         for index, piece in enumerate(pieces)
         if piece != _WORD_MARK or (following[index] and not is_punctuation(following[index][0]))
     ]
+
+
+def kept_lengths(lengths: Sequence[int], limit: int) -> list[int]:
+    """Return how many tokens of one or two texts remain if together they may have ``limit``: the longer text is cut first.
+
+    If both must be cut, each keeps half. Of an odd limit the longer text keeps the larger half, of equal texts the second.
+    This is ``longest_first`` of Hugging Face's fast tokenizers; their slow ones leave the larger half to the first text.
+
+    Args:
+        lengths: number of tokens of each text, without special tokens.
+        limit: number of tokens, at least 0, without special tokens.
+    """
+    if sum(lengths) <= limit:
+        return list(lengths)
+    if len(lengths) == 1:
+        return [limit]
+    first, second = lengths
+    kept = min(first, second, limit // 2)
+    return [kept, limit - kept] if first <= second else [limit - kept, kept]
