@@ -4,11 +4,10 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from amos_fairseq.cli.arguments import add_subcommand, import_fairseq, number
+from amos_fairseq.cli.arguments import SIZE, add_subcommand, import_fairseq, number
 from amos_fairseq.errors import UserError
 from amos_fairseq.output.terminal import ending_in_one_line, say
 
-MANY = 1_000_000_000  # far more than a computer finishes; PyTorch refuses larger numbers with its own words
 DESCRIPTION = """\
 Edge probing (Tenney et al., 2019; AMOS section 5.2): a classifier predicts labels of spans, such as part-of-speech tags and
 dependencies, from the frozen states of one layer. A table compares the layers, as the table under AMOS "Figure 4". The features
@@ -27,26 +26,18 @@ def add_parser(subparsers: Any) -> None:
     text = "directory that amos prepare probing wrote, or with other TASK/{train,valid,test}.jsonl"
     add("--data", metavar="DIR", type=Path, required=True, help=text)
     add("--out", metavar="OUT", type=Path, required=True, help="directory for the results, which must not exist")
-    text = "generator, discriminator, encoder, or generator_DEPTH of separate generators (default: all)"
-    add("--part", metavar="PART", nargs="+", help=text)
+    add("--part", metavar="PART", nargs="+", help="generator, discriminator or encoder (default: all)")
     text = "layers of each part, such as 4,6,8; 0 is the input of the first "
     text += "(default: the generator's depths, and the last layer of the others)"
     add("--layers", metavar="LIST", help=text)
     add("--tasks", metavar="LIST", help="tasks, separated by commas (default: all in --data)")
     add("--baseline", action="store_true", help="also probe random weights, and the token embeddings without any layer")
-    add(
-        "--seeds",
-        type=number(int, 1, MANY),
-        metavar="N",
-        default=1,
-        help="probes per layer and task, with seeds 1 to N",
-    )
+    add("--seeds", type=SIZE, metavar="N", default=1, help="probes per layer and task, with seeds 1 to N")
     text = "linear, as in AMOS, or mlp, with a projection to 256 and a hidden layer, as in Tenney et al."
     add("--classifier", choices=("linear", "mlp"), default="linear", help=text)
     text = "initial learning rate of Adam, divided by the square root of the width (default: 0.5; mlp: 0.01)"
     add("--lr", type=number(float, 1e-9, 1000), help=text)
-    add("--batch-size", type=number(int, 1, MANY), metavar="N", default=1024, help="targets in a batch")
-    add("--updates", type=number(int, 1, MANY), metavar="N", default=2000, help="updates of each probe")
+    add("--updates", type=SIZE, metavar="N", default=2000, help="updates of each probe")
     add("--device", help="device to compute on, such as cpu or cuda:1 (default: a GPU if there is one, else the CPU)")
 
 
@@ -65,8 +56,7 @@ def run(arguments: argparse.Namespace) -> None:
 
     from amos_fairseq.checkpoints.encoder import check_device
     from amos_fairseq.checkpoints.read import load_checkpoint
-    from amos_fairseq.probing.experiment import run_probes
-    from amos_fairseq.probing.probe import LEARNING_RATES, ProbeSettings
+    from amos_fairseq.probing.probe import LEARNING_RATES, ProbeSettings, run_probes
 
     device = arguments.device or ("cuda" if torch.cuda.is_available() else "cpu")
     check_device(device)
@@ -74,8 +64,8 @@ def run(arguments: argparse.Namespace) -> None:
         loaded = load_checkpoint(arguments.checkpoint, arguments.tokenizer)
         loaded.model.to(device)
         lr = arguments.lr or LEARNING_RATES[arguments.classifier]
-        settings = ProbeSettings(arguments.classifier, lr, arguments.batch_size, arguments.updates)
+        settings = ProbeSettings(arguments.classifier, lr, updates=arguments.updates)
         chosen = {"parts": arguments.part, "layers": arguments.layers, "with_baselines": arguments.baseline}
         table = run_probes(loaded, tasks, arguments.out, settings, **chosen, num_seeds=arguments.seeds, device=device)
     table.print()
-    print(f"results: {arguments.out}/results.json, table.md, probing.svg, probing.png")
+    print(f"results: {arguments.out}/results.json, table.md")

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from amos_fairseq.cli.arguments import SIZE, add_checkpoint, add_subcommand, import_fairseq, refuse_given
+from amos_fairseq.cli.arguments import SIZE, add_checkpoint, add_subcommand, import_fairseq
 from amos_fairseq.errors import UserError
 
 DESCRIPTION = """\
@@ -25,9 +25,7 @@ def add_parser(subparsers: Any) -> None:
     add_checkpoint(parser)
     add = parser.add_argument
     add("file", metavar="FILE", nargs="?", help="UTF-8 text, one sequence per line; - for the standard input")
-    text = "tab-separated values with a header, or one JSON object per line (default: tsv)"
-    add("--format", choices=("tsv", "jsonl"), help=text)
-    text = "file for the scores; with --pairs JSON (default: the terminal)"
+    text = "file for the scores, tab-separated values with a header; with --pairs JSON (default: the terminal)"
     add("--out", metavar="OUT", type=Path, help=text)
     add("--batch-tokens", type=SIZE, metavar="N", default=2048, help="tokens of a batch; give more on a GPU")
     add("--device", default="cpu", help="device to compute on, such as cuda or cuda:1")
@@ -52,7 +50,7 @@ def run(arguments: argparse.Namespace) -> None:
     out = arguments.out
     if arguments.pairs is None:
         scorer = build_token_scorer(loaded, arguments.batch_tokens)
-        score_file(loaded, scorer, arguments.file, arguments.format or "tsv", out)
+        score_file(loaded, scorer, arguments.file, out)
     else:
         score_pairs(loaded, arguments.pairs, arguments.batch_tokens, out).print()
     if out is not None:
@@ -63,7 +61,6 @@ def check_arguments(arguments: argparse.Namespace) -> None:
     out = arguments.out
     if (arguments.file is None) == (arguments.pairs is None):
         arguments.parser.error("give either FILE or --pairs FILE")
-    refuse_given(arguments, [] if arguments.pairs is None else ["format"], "has no effect with --pairs")
     inputs = [Path(path).resolve() for path in arguments.pairs or [arguments.file]]
     if out is not None and (out.resolve() in inputs or out.is_dir()):
         raise UserError(f"--out {out} is an input file or a folder: give another name")

@@ -38,8 +38,7 @@ from amos_fairseq.files import TOKENIZER_DIRECTORY, file_sha256
 from amos_fairseq.models.configuration import OF_PROCESS, EncoderConfig
 from amos_fairseq.models.electric import NO_ENCODER
 from amos_fairseq.modules.heads import LINEAR_HEAD
-from amos_fairseq.output.tables import Table
-from amos_fairseq.output.terminal import ending_in_one_line, say
+from amos_fairseq.output.terminal import Table, ending_in_one_line, say
 from amos_fairseq.run.precision import Device, choose, gpus_support_bf16, supports_bf16
 from amos_fairseq.setting_checks import as_flags, model_settings
 from amos_fairseq.text.tokenization.tokenizer import Tokenizer

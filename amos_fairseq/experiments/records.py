@@ -16,8 +16,7 @@ from typing import Any, TypeVar
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import json_text, write_text
-from amos_fairseq.output.tables import MISSING, format_score
-from amos_fairseq.output.terminal import say
+from amos_fairseq.output.terminal import MISSING, format_score, say
 from amos_fairseq.process import version_of
 
 FORMAT = 1  # of all records

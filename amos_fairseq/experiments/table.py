@@ -19,7 +19,7 @@ from amos_fairseq.experiments.records import (
     write_record,
 )
 from amos_fairseq.experiments.runner import Failure, Runner
-from amos_fairseq.output.tables import Table
+from amos_fairseq.output.terminal import Table
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ from amos_fairseq.checkpoint_files import checkpoint_file
 from amos_fairseq.checkpoints.read import read_state
 from amos_fairseq.data.corpus import Vocabulary
 from amos_fairseq.errors import UserError
-from amos_fairseq.output.tables import Table
+from amos_fairseq.output.terminal import Table
 from amos_fairseq.recipes import DEFAULT_VOCABULARY, VOCABULARY_OF_WIDTH, Costs, find_recipe
 from amos_fairseq.recipes.composition import compose_recipe
 from amos_fairseq.setting_checks import check_ranges, describe, model_settings

@@ -1,1 +1,1 @@
-"""What commands show: messages and progress on the terminal, tables, pictures."""
+"""What commands show: messages, progress and tables on the terminal."""

@@ -49,17 +49,15 @@ class ProbedPart:
 def parts_of(model: BaseFairseqModel) -> dict[str, ProbedPart]:
     """Return the parts of a model by name.
 
-    ``generator`` and ``discriminator``; ``encoder`` for a masked language model and for fine-tuned models. Separate
-    generators of AMOS are ``generator_DEPTH``, and ``generator`` has the last layer of each (AMOS Table 8). Electric's
-    generator, which reads each side of a token apart, is not probed.
+    ``generator`` and ``discriminator``; ``encoder`` for a masked language model and for fine-tuned models. Of separate
+    generators of AMOS, whose depths must differ, ``generator`` has the last layer of each (AMOS Table 8). Electric's generator,
+    which reads each side of a token apart, is not probed.
     """
     parts = []
     if isinstance(model, AmosModel) and model.cfg.separate_generators:
         if len(set(model.depths)) == len(model.depths):
-            last = {depth: (one, depth) for depth, one in zip(model.depths, model.generators, strict=True)}
+            last = {depth: (generator, depth) for depth, generator in zip(model.depths, model.generators, strict=True)}
             parts.append(ProbedPart("generator", model.embed_tokens, last, model.depths))
-        for name, one in zip(model.depth_names, model.generators, strict=True):
-            parts.append(_part(f"generator_{name}", model.embed_tokens, one))
     elif isinstance(model, AmosModel) and model.generators:
         parts.append(_part("generator", model.embed_tokens, model.generators[0], model.depths))
     elif isinstance(model, ElectraModel | TeamsModel) and model.generator is not None:
@@ -77,14 +75,9 @@ def _part(
 
 
 def choose_parts(loaded: LoadedCheckpoint, parts: dict[str, ProbedPart], names: Sequence[str] | None) -> list[str]:
-    """Return ``names``, by default all parts; separate generators are left out where ``generator`` combines them.
-
-    These are the parts of AMOS "Figure 4" and Table 8.
-    """
-    default = [name for name in parts if not (name.startswith("generator_") and "generator" in parts)]
-    if loaded.is_new & {"generator", "generators"}:  # imported without one
-        default = [name for name in default if not name.startswith("generator")]
-    names = list(dict.fromkeys(names or default))
+    """Return ``names``, by default all parts but a generator that an imported checkpoint did not have."""
+    has_generator = not loaded.is_new & {"generator", "generators"}
+    names = list(dict.fromkeys(names or [name for name in parts if name != "generator" or has_generator]))
     for name in names:
         if name not in parts:
             raise UserError(f"{loaded.file} has no part {name!r}: give --part some of {', '.join(parts)}")
@@ -137,6 +130,50 @@ def encode_split(loaded: LoadedCheckpoint, examples: Sequence[AnnotatedText]) ->
     return EncodedSplit(sentences, word_pieces, start)
 
 
+class SplitTargets(NamedTuple):
+    """The N targets of a split that the model can read, S spans each, and those that count as wrong."""
+
+    starts: Tensor  # [N,S] int64, first piece of each span, counted over the split
+    lengths: Tensor  # [N,S] int64, pieces of each span
+    labels: Tensor  # [N,C] bool
+    # The labels as they are in the file, of the N targets and then of those without features.
+    gold: list[tuple[str, ...]]
+    num_unread: int  # targets without features, beyond the model's max_positions
+
+    @property
+    def num_targets(self) -> int:
+        """The number of targets that the scores count."""
+        return len(self.starts) + self.num_unread
+
+    @property
+    def num_impossible(self) -> int:
+        """The number of labels that training has not seen, and of all labels of targets without features."""
+        return sum(map(len, self.gold)) - int(self.labels.sum())
+
+
+def split_targets(examples: Sequence[AnnotatedText], encoded: EncodedSplit, labels: Sequence[str]) -> SplitTargets:
+    """Convert spans of words to spans of pieces, and labels to a matrix.
+
+    A target of which a word was cut off is not read.
+    """
+    spans: list[list[tuple[int, int]]] = []
+    gold, unread = [], []
+    for example, words in zip(examples, encoded.word_pieces, strict=True):
+        for target in example.targets:
+            if any(words[end - 1] is None for _, end in target.spans):
+                unread.append(target.labels)
+                continue
+            spans.append([(words[start][0], words[end - 1][1]) for start, end in target.spans])
+            gold.append(target.labels)
+    index = {label: number for number, label in enumerate(labels)}
+    matrix = torch.zeros(len(spans), len(labels), dtype=torch.bool)
+    for row, names in enumerate(gold):
+        matrix[row, [index[name] for name in names if name in index]] = True
+    bounds = torch.tensor(spans) if spans else torch.zeros(0, 1, 2, dtype=torch.int64)  # [N,S,2]
+    starts, ends = bounds.unbind(-1)
+    return SplitTargets(starts, ends - starts, matrix, gold + unread, len(unread))
+
+
 @contextlib.contextmanager
 def stored_features(
     folder: Path,
@@ -145,12 +182,11 @@ def stored_features(
     splits: dict[str, EncodedSplit],
     pad: int,
     device: str,
-    name: str,
 ) -> Iterator[dict[str, dict[Layer, Tensor]]]:
     """Compute features [P,D] float32 by split and layer as memory maps in ``folder``, which is removed after the body."""
     shutil.rmtree(folder, ignore_errors=True)  # of a command that was killed
     try:
-        problem = f"the features of {name} cannot be written to {folder}"
+        problem = f"the features of {part.name} cannot be written to {folder}"
         with explain_os_errors(problem, ": make room, permit writing, or give another --out"):
             folder.mkdir(parents=True)
             stored = {split: _store_split(folder, split, part, layers, splits[split], pad, device) for split in splits}

@@ -1,4 +1,4 @@
-"""The probe, its training on stored features, and its score, micro-F1.
+"""``amos probe``: the probe, its training on stored features, its score, micro-F1, and OUT with the results and their table.
 
 A plain loop instead of fairseq-train: the input is a memory map of features, the model a few thousand parameters, an epoch a
 second, so that starting the trainer would take longer than the training.
@@ -7,20 +7,42 @@ Shapes: N targets, P pieces in all their spans together, D width of the features
 """
 
 import itertools
+import json
 import math
+import statistics
+import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from amos_fairseq.checkpoints.read import LoadedCheckpoint
 from amos_fairseq.errors import UserError
-from amos_fairseq.output.terminal import progress_bar
-from amos_fairseq.probing.features import EncodedSplit
-from amos_fairseq.probing.tasks import AnnotatedText
+from amos_fairseq.files import distinct_names, file_sha256, json_text, whole_folder, write_text
+from amos_fairseq.output.terminal import Table, format_score, progress_bar, say
+from amos_fairseq.probing.features import (
+    PIECES,
+    RANDOM_SEED,
+    EncodedSplit,
+    Layer,
+    ProbedPart,
+    SplitTargets,
+    choose_parts,
+    encode_split,
+    parts_of,
+    random_weights,
+    split_targets,
+    stored_features,
+)
+from amos_fairseq.probing.tasks import ProbingTask
+from amos_fairseq.untrusted import read_json
 
+RESULTS_FILE = "results.json"
+MAJORITY = "most frequent label"  # the baseline that needs no text
 PROJECTION = 256  # width of projected pieces and of the hidden layer of the MLP (Tenney et al., 2019b)
 EVALUATIONS = 10  # on the validation split, evenly over the training of a probe
 SCORING_BATCH = 8192
@@ -143,50 +165,6 @@ class ProbeSettings:
     updates: int = 2000  # for every task, whatever its size
 
 
-class SplitTargets(NamedTuple):
-    """The N targets of a split that the model can read, S spans each, and those that count as wrong."""
-
-    starts: Tensor  # [N,S] int64, first piece of each span, counted over the split
-    lengths: Tensor  # [N,S] int64, pieces of each span
-    labels: Tensor  # [N,C] bool
-    # The labels as they are in the file, of the N targets and then of those without features.
-    gold: list[tuple[str, ...]]
-    num_unread: int  # targets without features, beyond the model's max_positions
-
-    @property
-    def num_targets(self) -> int:
-        """The number of targets that the scores count."""
-        return len(self.starts) + self.num_unread
-
-    @property
-    def num_impossible(self) -> int:
-        """The number of labels that training has not seen, and of all labels of targets without features."""
-        return sum(map(len, self.gold)) - int(self.labels.sum())
-
-
-def split_targets(examples: Sequence[AnnotatedText], encoded: EncodedSplit, labels: Sequence[str]) -> SplitTargets:
-    """Convert spans of words to spans of pieces, and labels to a matrix.
-
-    A target of which a word was cut off is not read.
-    """
-    spans: list[list[tuple[int, int]]] = []
-    gold, unread = [], []
-    for example, words in zip(examples, encoded.word_pieces, strict=True):
-        for target in example.targets:
-            if any(words[end - 1] is None for _, end in target.spans):
-                unread.append(target.labels)
-                continue
-            spans.append([(words[start][0], words[end - 1][1]) for start, end in target.spans])
-            gold.append(target.labels)
-    index = {label: number for number, label in enumerate(labels)}
-    matrix = torch.zeros(len(spans), len(labels), dtype=torch.bool)
-    for row, names in enumerate(gold):
-        matrix[row, [index[name] for name in names if name in index]] = True
-    bounds = torch.tensor(spans) if spans else torch.zeros(0, 1, 2, dtype=torch.int64)  # [N,S,2]
-    starts, ends = bounds.unbind(-1)
-    return SplitTargets(starts, ends - starts, matrix, gold + unread, len(unread))
-
-
 @dataclass(frozen=True)
 class ProbeData:
     features: dict[str, Tensor]  # of each split, [P,D]
@@ -307,3 +285,212 @@ def probe_logits(probe: Probe, batches: Batches, split: str) -> Tensor:
 
 def micro_f1_of(logits: Tensor, targets: SplitTargets) -> float:
     return micro_f1(logits.sigmoid() > THRESHOLD, targets.labels, targets.num_impossible)
+
+
+@dataclass(frozen=True)
+class ProbeResult:
+    """The score of one probe."""
+
+    task: str
+    layer: str  # such as "generator 4", "generator pieces" (token embeddings alone), "generator 4, random weights"
+    seed: int  # of the probe; 0 for the most frequent label, which has none
+    score: float  # micro-F1, from 0 to 1
+    targets: int  # number of targets that the score counts
+
+
+@dataclass(frozen=True)
+class ProbeResults:
+    """The content of ``results.json``: what was probed how, and every score."""
+
+    checkpoint: dict[str, Any]  # file, sha256, model, num_updates
+    settings: dict[str, Any]  # of the probes; and data_sha256, of the files by task and split
+    notes: list[str]  # what a reader of the scores must know besides the settings
+    results: list[ProbeResult]  # in the order of the tasks, and of the layers in the table
+
+    def table(self) -> Table:
+        """Return 100 times the mean scores, ± the standard deviation over the seeds, by layer and task."""
+        scores: dict[tuple[str, str], list[float]] = {}
+        for result in self.results:
+            scores.setdefault((result.layer, result.task), []).append(100 * result.score)
+        layers, tasks = (list(dict.fromkeys(names)) for names in zip(*scores, strict=True))
+        rows = [[layer, *(mean_cell(scores.get((layer, task), [])) for task in tasks)] for layer in layers]
+        notes = [
+            "tasks in the order of their semantic depth (AMOS Figure 4); 100 times the mean over the seeds, ± standard "
+            "deviation (divided by n - 1)",
+            f"{self.settings['classifier']} classifier on the frozen states of one layer, sigmoid for each label, "
+            f"threshold {THRESHOLD}; weights chosen on the validation split",
+            *self.notes,
+        ]
+        (run,) = distinct_names([Path(self.checkpoint["file"]).resolve().parent])
+        updates = f"{self.checkpoint['num_updates']:,} updates"
+        title = f"Edge probing of {run} ({self.checkpoint['model']}) after {updates}"
+        return Table(title, ["layer", *tasks], rows, notes)
+
+
+def mean_cell(scores: Sequence[float]) -> str:
+    mean = statistics.mean(scores) if scores else None
+    return format_score(mean, statistics.stdev(scores) if len(scores) > 1 else None)
+
+
+def read_probe_results(folder: Path) -> ProbeResults:
+    """Return the content of ``results.json`` in a folder that ``amos probe`` wrote."""
+    file = folder / RESULTS_FILE
+    content = read_json(file, "give the directory that amos probe wrote with --out")
+    try:
+        results = [ProbeResult(**result) for result in content.pop("results")]
+        return ProbeResults(**content, results=results)
+    except (TypeError, KeyError) as error:
+        raise UserError(f"{file} is not readable as results of amos probe: write it again with amos probe") from error
+
+
+class ProbedLayers(NamedTuple):
+    """Layers of one network."""
+
+    part: ProbedPart
+    layers: list[Layer]
+    is_random: bool = False  # a network of the same architecture with random weights
+
+    def name(self, layer: Layer) -> str:
+        return f"{self.part.name} {layer}" + ", random weights" * self.is_random
+
+
+class TextGroup(NamedTuple):
+    """Tasks with the same texts, these texts as pieces, and the targets by task and split."""
+
+    tasks: list[ProbingTask]
+    encoded: dict[str, EncodedSplit]
+    targets: dict[str, dict[str, SplitTargets]]
+
+
+def run_probes(
+    loaded: LoadedCheckpoint,
+    tasks: Sequence[ProbingTask],
+    out: Path,
+    settings: ProbeSettings,
+    *,
+    parts: Sequence[str] | None = None,
+    layers: str | None = None,
+    with_baselines: bool = False,
+    num_seeds: int = 1,
+    device: str = "cpu",
+) -> Table:
+    """Train every probe, write ``results.json`` and ``table.md`` to the new folder ``out``, and return the table."""
+    chosen = choose_layers(loaded, parts, layers, with_baselines, device)
+    groups = group_by_texts(loaded, tasks)
+    results = []
+    with whole_folder(out.absolute()) as unfinished:
+        for group, probed in itertools.product(groups, chosen):
+            results += train_probes(loaded, group, probed, settings, num_seeds, device, unfinished / "features")
+        results += [majority_result(task) for task in tasks]
+        names = [task.name for task in tasks]
+        results.sort(key=lambda result: names.index(result.task))
+        checkpoint = {"file": str(loaded.file), "sha256": file_sha256(loaded.file)}
+        checkpoint |= {"model": type(loaded.model).__name__, "num_updates": loaded.num_updates}
+        fixed = {"features": "whitened", "threshold": THRESHOLD, "random_weights_seed": RANDOM_SEED}
+        fixed["data_sha256"] = {task.name: task.sha256 for task in tasks}
+        notes = list(notes_on(groups, loaded.model.max_positions(), with_baselines))
+        content = ProbeResults(checkpoint, asdict(settings) | fixed, notes, results)
+        write_text(unfinished / RESULTS_FILE, json_text(asdict(content)))
+        write_text(unfinished / "table.md", content.table().as_markdown())
+        return content.table()
+
+
+def choose_layers(
+    loaded: LoadedCheckpoint, names: Sequence[str] | None, layers: str | None, with_baselines: bool, device: str
+) -> list[ProbedLayers]:
+    parts = parts_of(loaded.model)
+    layers_of = {name: parse_layers(layers, parts[name]) for name in choose_parts(loaded, parts, names)}
+    probed = [ProbedLayers(parts[name], chosen) for name, chosen in layers_of.items()]
+    if with_baselines:
+        # Parts that share their token embeddings share this baseline.
+        tables = {id(parts[name].embed_tokens): parts[name] for name in reversed(layers_of)}
+        probed += [ProbedLayers(part, [PIECES]) for part in reversed(tables.values())]
+        random_parts = parts_of(random_weights(loaded.model, RANDOM_SEED).to(device))
+        probed += [ProbedLayers(random_parts[name], chosen, is_random=True) for name, chosen in layers_of.items()]
+    return probed
+
+
+def parse_layers(text: str | None, part: ProbedPart) -> list[Layer]:
+    """Parse "4,6"; None gives the default layers of the part."""
+    if text is None:
+        return list(part.default_layers)
+    known: dict[str, Layer] = {str(number): number for number in sorted(part.layers)}
+    entries = list(dict.fromkeys(entry.strip() for entry in text.split(",")))
+    for entry in entries:
+        if entry not in known:
+            raise UserError(f"{part.name} has no layer {entry}: give --layers some of {', '.join(known)}, or --part")
+    return [known[entry] for entry in entries]
+
+
+def group_by_texts(loaded: LoadedCheckpoint, tasks: Sequence[ProbingTask]) -> list[TextGroup]:
+    """Return the tasks that have the same texts together: part-of-speech tags and dependencies of one treebank."""
+    by_texts: dict[str, list[ProbingTask]] = {}
+    for task in tasks:
+        texts = {split: [(text.words, text.spaces) for text in texts] for split, texts in task.splits.items()}
+        by_texts.setdefault(json.dumps(texts), []).append(task)
+    groups = []
+    for group in by_texts.values():
+        encoded = {split: encode_split(loaded, texts) for split, texts in group[0].splits.items()}
+        groups.append(TextGroup(group, encoded, {task.name: targets_of(task, encoded) for task in group}))
+    return groups
+
+
+def targets_of(task: ProbingTask, encoded: dict[str, EncodedSplit]) -> dict[str, SplitTargets]:
+    targets = {split: split_targets(texts, encoded[split], task.labels) for split, texts in task.splits.items()}
+    for split, of_split in targets.items():
+        if not len(of_split.starts):
+            raise UserError(
+                f"{task.name}: none of the {of_split.num_unread} targets in {split} is within the tokens that the model "
+                "reads: give shorter texts"
+            )
+    return targets
+
+
+def majority_result(task: ProbingTask) -> ProbeResult:
+    """Return the score of the most frequent label of training as the answer for every target."""
+    gold = task.labels_of(task.scored_split)
+    return ProbeResult(task.name, MAJORITY, 0, majority_score(task.labels_of("train"), gold), len(gold))
+
+
+def train_probes(
+    loaded: LoadedCheckpoint,
+    group: TextGroup,
+    probed: ProbedLayers,
+    settings: ProbeSettings,
+    num_seeds: int,
+    device: str,
+    folder: Path,
+) -> list[ProbeResult]:
+    """Train the probes of all layers of one network, whose features are in ``folder`` meanwhile."""
+    results, pad = [], loaded.dictionary.pad()
+    with stored_features(folder, probed.part, probed.layers, group.encoded, pad, device) as stored:
+        for task, layer, seed in itertools.product(group.tasks, probed.layers, range(1, num_seeds + 1)):
+            began, targets, name = time.monotonic(), group.targets[task.name], probed.name(layer)
+            features = {split: stored[split][layer] for split in targets}
+            probe_data = ProbeData(features, targets, task.labels, task.scored_split)
+            scored = train_probe(probe_data, settings, seed, device, f"{name}, {task.name}")
+            num_targets = targets[task.scored_split].num_targets
+            results.append(ProbeResult(task.name, name, seed, scored.score, num_targets))
+            shown, seconds = f"{task.name} {100 * scored.score:.1f}", time.monotonic() - began
+            say(f"{name}, seed {seed}: {shown} (update {scored.update}, {seconds:.0f} s)", "probe")
+    return results
+
+
+def notes_on(groups: Sequence[TextGroup], limit: int, with_baselines: bool) -> Iterable[str]:
+    """Yield what a reader of the scores must know besides the settings of the probes."""
+    tasks = [(task, group.targets[task.name]) for group in groups for task in group.tasks]
+    for task, targets in tasks:
+        unread = [
+            f"{part.num_unread:,} of {part.num_targets:,} in {split}"
+            for split, part in targets.items()
+            if part.num_unread
+        ]
+        if unread:
+            problem = f"targets beyond the {limit} tokens that the model reads are not trained on and count as wrong"
+            yield f"{task.name}: {problem}: {', '.join(unread)}"
+    if on_valid := [task.name for task, _ in tasks if task.scored_split == "valid"]:
+        yield f"{', '.join(on_valid)}: no test split; scored on the validation split, like the choice of weights"
+    if with_baselines:
+        yield "pieces: the trained token embeddings, without positions and layers"
+        yield f"random weights: the same architecture, newly initialized with seed {RANDOM_SEED}"
+    yield "most frequent label: the one of the training split as the answer for every target"

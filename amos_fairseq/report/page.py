@@ -13,17 +13,17 @@ from matplotlib.figure import Figure
 from amos_fairseq.errors import UserError, printable
 from amos_fairseq.experiments.records import Spread, Summary, format_spread, read_summary
 from amos_fairseq.files import distinct_names, write_text
-from amos_fairseq.output.pictures import RC_PARAMS, as_svg, depth_colours, save
-from amos_fairseq.output.tables import MISSING, Table
-from amos_fairseq.probing.experiment import (
-    RESULTS_FILE,
-    ProbeResults,
-    in_order,
-    probing_figure,
-    read_probe_results,
-    results_table,
+from amos_fairseq.output.terminal import MISSING, Table
+from amos_fairseq.probing.probe import RESULTS_FILE, ProbeResults, read_probe_results
+from amos_fairseq.report.curves import (
+    RC_PARAMS,
+    as_svg,
+    depth_colours,
+    logged_panels,
+    loss_distributions,
+    panels_figure,
+    save,
 )
-from amos_fairseq.report.curves import logged_panels, loss_distributions, panels_figure
 from amos_fairseq.report.inspection import Inspection
 from amos_fairseq.report.runs import LAST_CHECKPOINT, SEED, Run, is_run
 from amos_fairseq.run.metrics_file import FILE_NAME
@@ -87,7 +87,7 @@ def write_report(out: Path, figures: Path | None, runs: Sequence[Run], folders: 
         curves_section(runs),
         losses_section(runs, text_name),
         tokens_section(runs),
-        *probing_sections(folders.probing),
+        probing_section(folders.probing),
     ]
     sections = [section for section in candidates if section is not None]
     images = {}
@@ -289,20 +289,12 @@ def tokens_section(runs: Sequence[Run]) -> Section | None:
     return section
 
 
-def probing_sections(probing: Sequence[tuple[Path, ProbeResults]]) -> list[Section]:
-    """The picture and the table of the scores of each output of ``amos probe``."""
-    sections = []
-    runs = distinct_names([Path(content.checkpoint["file"]).parent for _, content in probing])
-    for number, ((_, content), run) in enumerate(zip(probing, runs, strict=True), start=1):
-        results = in_order(content.results)
-        caption = (
-            f"Classifiers on the frozen states of one layer of {run} after {content.checkpoint['num_updates']:,} updates. "
-            "Table: 100 times the mean over the seeds of the micro-F1, ± standard deviation where there are several. Picture: "
-            f"mean and range over the seeds. Classifier: {content.settings['classifier']}."
-        )
-        title = "Edge probing by layer" if len(probing) == 1 else f"Edge probing by layer: {run}"
-        anchor = "probing" if number == 1 else f"probing_{number}"
-        section = Section(anchor, title, 'AMOS "Figure 4", Table 8', caption, probing_figure(results))
-        section.tables, section.notes = [results_table(results, "", [])], content.notes
-        sections.append(section)
-    return sections
+def probing_section(probing: Sequence[tuple[Path, ProbeResults]]) -> Section | None:
+    """The table of each output of ``amos probe``."""
+    if not probing:
+        return None
+    tables = [content.table() for _, content in probing]
+    section = Section("probing", "Edge probing by layer", 'AMOS "Figure 4", Table 8', tables=tables)
+    section.caption = "micro-F1 of classifiers on the frozen states of one layer."
+    section.notes = list(dict.fromkeys(note for table in tables for note in table.notes))
+    return section

@@ -5,7 +5,6 @@ Lines are processed in windows of bounded work, so a file of any size needs the 
 
 import contextlib
 import itertools
-import json
 import math
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -154,14 +153,13 @@ def read_texts(file: str) -> Iterator[str]:
         yield " ".join(line.splitlines())  # other line ends within it are spaces, as in the corpus
 
 
-def score_file(loaded: LoadedCheckpoint, scorer: TokenScorer, file: str, format_: str, out: Path | None) -> None:
+def score_file(loaded: LoadedCheckpoint, scorer: TokenScorer, file: str, out: Path | None) -> None:
     """Write a row for each line of ``file`` (``-``: the standard input), in its order, to ``out`` or the terminal."""
     num_too_long = first_too_long = num_unknown = 0
     with opened_for_rows(out) as target:
-        if format_ == "tsv":
-            print(TSV_HEADER, file=target)
+        print(TSV_HEADER, file=target)
         for scored in score_lines(loaded, scorer, encoded_lines(loaded, read_texts(file))):
-            print(json_row(scored) if format_ == "jsonl" else tsv_row(scored), file=target, flush=out is None)
+            print(tsv_row(scored), file=target, flush=out is None)
             num_unknown += len(scored.line.unknown)
             if scored.log_probs is None:
                 first_too_long = first_too_long or scored.line.number
@@ -197,17 +195,3 @@ def tsv_row(scored: ScoredLine) -> str:
     line = scored.line
     columns = (line.number, pll, len(line.pieces), len(line.unknown), " ".join(line.pieces), " ".join(values))
     return "\t".join(map(str, columns))
-
-
-def json_row(scored: ScoredLine) -> str:
-    """Format a JSON object that also holds the text; PLL and values of a line that is too long are null."""
-    values = scored.log_probs
-    record = {
-        "line": scored.line.number,
-        "text": scored.line.text,
-        "pll": None if scored.pll is None else round(scored.pll, DECIMALS),
-        "num_unknown": len(scored.line.unknown),
-        "pieces": scored.line.pieces,
-        "log_probs": None if values is None else [round(value, DECIMALS) for value in values],
-    }
-    return json.dumps(record, ensure_ascii=False, allow_nan=False)

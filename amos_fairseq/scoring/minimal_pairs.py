@@ -21,8 +21,7 @@ from amos_fairseq.checkpoints.read import LoadedCheckpoint
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import distinct_names, file_sha256, json_text, write_text
 from amos_fairseq.inputs.files import read_lines
-from amos_fairseq.output.tables import Table, format_score
-from amos_fairseq.output.terminal import say
+from amos_fairseq.output.terminal import Table, format_score, say
 from amos_fairseq.scoring.lines import DECIMALS, EncodedLine, encoded_lines, score_lines
 from amos_fairseq.scoring.token_scorers import DetectionScorer, TokenScorer, build_pair_scorer
 from amos_fairseq.untrusted import LONGEST_NAME, parse_json, plain_name

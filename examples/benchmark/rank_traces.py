@@ -33,7 +33,7 @@ from amos_fairseq.cli.arguments import HelpFormatter, add_overrides
 from amos_fairseq.compat.distribution import TORCHRUN_VARIABLES, arrange_ranks, raise_on_every_rank
 from amos_fairseq.errors import UserError, explain_os_errors
 from amos_fairseq.files import whole_file, write_text
-from amos_fairseq.output.tables import markdown_rows
+from amos_fairseq.output.terminal import markdown_rows
 from amos_fairseq.recipes import DEFAULT_VOCABULARY
 from amos_fairseq.run.ending import exit_on_mistake
 

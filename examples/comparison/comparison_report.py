@@ -19,8 +19,8 @@ from amos_fairseq.downstream.texts.glue.tasks import TASKS
 from amos_fairseq.experiments.recipes import load_recipe
 from amos_fairseq.experiments.records import write_record
 from amos_fairseq.files import whole_file
-from amos_fairseq.output.pictures import RC_PARAMS, RUN_COLOURS, RUN_MARKERS, save
-from amos_fairseq.output.tables import MISSING, Table, format_score
+from amos_fairseq.output.terminal import MISSING, Table, format_score
+from amos_fairseq.report.curves import RC_PARAMS, RUN_COLOURS, RUN_MARKERS, save
 
 END = share_name(1.0)
 

@@ -87,23 +87,6 @@ def test_input_of_a_stream(run, text, tmp_path, capsys, monkeypatch):
     assert capsys.readouterr().out == expected
 
 
-def test_json_lines_equal_the_table(run, text, tmp_path, capsys):
-    main(["score", str(run), str(text)])
-    rows = table(capsys.readouterr().out)
-    out = tmp_path / "scores.jsonl"
-    main(["score", str(run), str(text), "--format", "jsonl", "--out", str(out)])
-    assert capsys.readouterr().out == f"scores: {out}\n"
-    records = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
-    assert [record["text"] for record in records] == LINES
-    for record, row in zip(records, rows, strict=True):
-        assert [str(record["line"]), str(record["num_unknown"]), " ".join(record["pieces"])] == [row[0], row[3], row[4]]
-        assert (record["pll"] is None) == (record["log_probs"] is None) == (row[1] == "")
-        if record["pll"] is not None:
-            assert record["pll"] == pytest.approx(float(row[1]), abs=1e-6)
-            assert ["-" if v is None else f"{v:.6f}" for v in record["log_probs"]] == row[5].split()
-    assert [path.name for path in tmp_path.iterdir() if "unfinished" in path.name] == []
-
-
 GOOD = '{"sentence_good": "the fox", "sentence_bad": "the dog"}'
 
 
@@ -172,7 +155,7 @@ def test_a_full_disk_is_one_line_and_leaves_the_old_file(run, tmp_path):
     out.write_text("old", encoding="utf-8")
     loaded = load_checkpoint(run)
     with full_disk(1000), pytest.raises(UserError, match=r"scores.tsv cannot be written \(File too large\)"):
-        score_file(loaded, MaskedScorer(loaded, 4096), str(text), "tsv", out)
+        score_file(loaded, MaskedScorer(loaded, 4096), str(text), out)
     assert out.read_text(encoding="utf-8") == "old"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["long.txt", "scores.tsv"]
 

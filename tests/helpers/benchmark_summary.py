@@ -8,7 +8,7 @@ from amos_fairseq.downstream.words.command import Tagging
 from amos_fairseq.experiments.benchmark import Benchmark
 from amos_fairseq.experiments.records import RunResult, summarize
 from amos_fairseq.experiments.table import save_results
-from amos_fairseq.output.tables import Table
+from amos_fairseq.output.terminal import Table
 
 
 def make_result(task: str, seed: int, main_score: str, scores: Mapping[str, float], trial: str = "") -> RunResult:

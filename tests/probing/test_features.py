@@ -36,7 +36,6 @@ def modules_of(model: nn.Module, objective: str) -> dict[str, nn.ModuleList]:
         return {"encoder": (model.transformer if objective == "mlm" else model.encoder).layers}
     generators = {
         "amos": lambda: {"generator": model.generators[0].layers},
-        "separate": lambda: {f"generator_{number}": model.generators[number - 1].layers for number in (1, 2)},
         "electric": dict,
     }.get(objective, lambda: {"generator": model.generator.layers})
     return generators() | {"discriminator": model.discriminator.layers}
@@ -45,7 +44,7 @@ def modules_of(model: nn.Module, objective: str) -> dict[str, nn.ModuleList]:
 def features_of(folder: Path, loaded: LoadedCheckpoint, part: str, layers: list[int | str]):
     """A context with the states of all texts, by split and layer."""
     encoded = {"train": encode_split(loaded, EXAMPLES)}
-    return stored_features(folder, parts_of(loaded.model)[part], layers, encoded, loaded.dictionary.pad(), "cpu", "x")
+    return stored_features(folder, parts_of(loaded.model)[part], layers, encoded, loaded.dictionary.pad(), "cpu")
 
 
 def test_nothing_is_computed_at_padding(tmp_path, packings):
@@ -56,15 +55,21 @@ def test_nothing_is_computed_at_padding(tmp_path, packings):
     assert [len(packing.slots) for packing in packings] == [sum(len(loaded.tokens(text)) for text in TEXTS)]
 
 
-SEPARATE = {"separate_generators": True, "generator_depths": "1,2"}
-SETTINGS = {"separate": ("amos", SEPARATE), "fine-tuned": ("electra", {"classes": 2})}
+def test_separate_generators_have_the_last_layer_of_each(tmp_path: Path):
+    loaded = load_checkpoint(write_run(tmp_path / "run", separate_generators=True, generator_depths="1,2"))
+    with features_of(tmp_path / "features", loaded, "generator", [1, 2]) as stored:
+        for depth, generator in zip((1, 2), loaded.model.generators, strict=True):
+            forward = lambda ids: generator(loaded.model.embed_tokens(ids))  # noqa: B023, E731
+            texts = [outputs_of(generator.layers[-1], forward, loaded.tokens(text))[1:-1] for text in TEXTS]
+            assert len(generator.layers) == depth
+            torch.testing.assert_close(stored["train"][depth], torch.cat(texts), **ROUNDING)
 
 
-@pytest.mark.parametrize("objective", ["amos", "separate", "electra", "teams", "mlm", "electric", "fine-tuned"])
+@pytest.mark.parametrize("objective", ["amos", "electra", "teams", "mlm", "electric", "fine-tuned"])
 def test_features_are_the_states_of_a_forward_pass(objective: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Two batches, the texts of one of them padded, against one text at a time."""
     monkeypatch.setattr(features, "TOKENS_PER_BATCH", 40)
-    name, settings = SETTINGS.get(objective, (objective, {}))
+    name, settings = ("electra", {"classes": 2}) if objective == "fine-tuned" else (objective, {})
     loaded = load_checkpoint(write_run(tmp_path / "run", name, **settings))
     parts, modules = parts_of(loaded.model), modules_of(loaded.model, objective)
     assert modules.keys() <= parts.keys()
@@ -100,7 +105,11 @@ def test_features_that_find_no_room_are_one_line(tmp_path: Path):
     """Before they are written: later the process would end by SIGBUS."""
     loaded = load_checkpoint(write_run(tmp_path / "run"))
     found = features_of(tmp_path / "out" / "x", loaded, "generator", [1])
-    with full_disk(1000), pytest.raises(UserError, match=r"features of x cannot be written .*File too large"), found:
+    with (
+        full_disk(1000),
+        pytest.raises(UserError, match=r"features of generator cannot be written .*File too large"),
+        found,
+    ):
         pass
     assert list((tmp_path / "out").iterdir()) == []
 

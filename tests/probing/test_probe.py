@@ -8,18 +8,20 @@ import torch
 from sklearn.dummy import DummyClassifier
 from sklearn.metrics import accuracy_score, f1_score
 
-from amos_fairseq.probing.features import EncodedSplit
+from amos_fairseq.errors import UserError
+from amos_fairseq.probing.features import EncodedSplit, SplitTargets, split_targets
 from amos_fairseq.probing.probe import (
     Probe,
     ProbeData,
+    ProbeResult,
+    ProbeResults,
     ProbeSettings,
     SpanFeatures,
     SpanPooling,
-    SplitTargets,
     majority_score,
     micro_f1,
     probe_loss,
-    split_targets,
+    read_probe_results,
     train_probe,
     whitening,
 )
@@ -175,3 +177,21 @@ def test_the_most_frequent_label_equals_scikit_learn():
     assert majority_score([[one] for one in train], [[one] for one in gold]) == pytest.approx(expected)
     # Several labels or none: a, the answer, is right for two of four targets, which have three labels.
     assert majority_score([["a", "b"], ["a"], []], [["a", "b"], ["a"], [], []]) == pytest.approx(4 / 7)
+
+
+def test_a_row_of_the_table_is_a_layer():
+    """The deviation of 0.5 and 0.7 with divisor n - 1 is 0.1414."""
+    scores = [("pos", "generator 4", 0.5), ("pos", "generator 4", 0.7), ("pos", "generator pieces", 0.25)]
+    results = [ProbeResult(task, layer, 1, score, 9) for task, layer, score in [*scores, ("srl", "generator 4", 0.125)]]
+    checkpoint = {"file": "mine/checkpoint_last.pt", "model": "AmosModel", "num_updates": 7}
+    table = ProbeResults(checkpoint, {"classifier": "linear"}, ["a note"], results).table()
+    assert (table.title, table.notes[-1]) == ("Edge probing of mine (AmosModel) after 7 updates", "a note")
+    assert table.columns == ["layer", "pos", "srl"]
+    assert table.rows == [["generator 4", "60.0 ± 14.1", "12.5"], ["generator pieces", "25.0", "-"]]
+
+
+def test_a_file_of_something_else_is_one_line(tmp_path):
+    for content in ('{"results": [{"task": "pos"}]}', '{"results": []}', "{}"):
+        (tmp_path / "results.json").write_text(content)
+        with pytest.raises(UserError, match="is not readable as results of amos probe: write it again"):
+            read_probe_results(tmp_path)

@@ -4,6 +4,7 @@ import base64
 import html
 import json
 import re
+from dataclasses import asdict
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from saved_models import CORPUS, TEXT, UPDATES, add_settings, write_run
 from amos_fairseq.checkpoints.read import load_checkpoint
 from amos_fairseq.cli.main import main
 from amos_fairseq.flops import read_configuration, training_flops
-from amos_fairseq.probing.experiment import ProbeResult, ProbeResults
+from amos_fairseq.probing.probe import ProbeResult, ProbeResults
 from amos_fairseq.report.inspection import held_out_blocks, inspect_text, replaced_token_losses
 
 EVIL = "<script>alert(1)</script>"
@@ -53,9 +54,10 @@ def write_metrics(run, **values):
 def write_probing(folder, run):
     """Two seeds of one probe, with 50 and 70 % of the targets right."""
     folder.mkdir()
-    results = [ProbeResult(NAME, "generator", 2, None, n, f1, 9) for n, f1 in ((1, 0.5), (2, 0.7))]
+    results = [ProbeResult(NAME, "generator 2", n, f1, 9) for n, f1 in ((1, 0.5), (2, 0.7))]
     checkpoint = {"file": str(run / "checkpoint_last.pt"), "model": "AmosModel", "num_updates": UPDATES}
-    ProbeResults(checkpoint, {"classifier": "linear"}, [], results).write(folder)
+    content = ProbeResults(checkpoint, {"classifier": "linear"}, [], results)
+    (folder / "results.json").write_text(json.dumps(asdict(content)))
     return folder
 
 
@@ -104,7 +106,7 @@ def test_page_of_an_amos_run(tmp_path, text, monkeypatch):
         *("Tokens of a text", "Edge probing by layer"),
     ]
     assert "Report of <i>a & $run" in report.text
-    drawn = ["overview", "loss_by_depth", "probing"]
+    drawn = ["overview", "loss_by_depth"]
     stems = [*drawn, "mlm_loss", "mixture", "recall", "logit_std", "learning_rate", "throughput"]
     files = {f"{stem}.{extension}" for stem in stems for extension in ("png", "svg")}
     assert {path.name for path in figures.iterdir()} == files
@@ -120,7 +122,7 @@ def test_page_of_an_amos_run(tmp_path, text, monkeypatch):
     assert report.rows["glue (<i>a & $run, 7 updates)"] == ["70.0 ± 0.5", "50.0 ± 0.5"]
     assert report.rows["random (<i>a & $run, random weights)"] == ["35.0 ± 0.5", "-"]
     assert report.rows["tag (<i>a & $run, 7 updates)"] == ["81.0 ± 1.4", "62.0 ± 2.8"]
-    assert report.rows[NAME] == ["60.0 ± 14.1"], "50 and 70 % of two probes"
+    assert report.rows["generator 2"] == ["60.0 ± 14.1"], "50 and 70 % of two probes"
     losses = replaced_token_losses(load_checkpoint(run), held_out_blocks(load_checkpoint(run), text.read_text()), 1, 50)
     for of_depth in losses:
         row = report.rows[f"<i>a & $run, depth {of_depth.depth}"]
@@ -153,8 +155,8 @@ def test_runs_without_a_checkpoint_have_their_curves(tmp_path):
     runs = [write_metrics(tmp_path / name) for name in ("one", "two")]
     probes = [write_probing(tmp_path / f"probe_{run.name}", run) for run in runs]
     report = Report(tmp_path, *runs, tmp_path / "one" / ".", *probes, probes[0])
-    probed = [f"Edge probing by layer: {name}" for name in ("one", "two")]
-    assert report.titles == ["Runs and their cost", "Training curves", *probed]
+    assert report.titles == ["Runs and their cost", "Training curves", "Edge probing by layer"]
+    assert re.findall(r"<h3>Edge probing of (\w+) \(AmosModel\) after", report.page) == ["one", "two"]
     assert f"{runs[0]} has no checkpoint_last.pt" in report.text
     assert report.rows["updates"] == ["20", "20"]
     report = Report(tmp_path, runs[0])

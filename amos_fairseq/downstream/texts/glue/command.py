@@ -48,8 +48,7 @@ from amos_fairseq.experiments.records import (
 from amos_fairseq.experiments.runner import Failure, Runner
 from amos_fairseq.experiments.table import run_and_print
 from amos_fairseq.files import TOKENIZER_DIRECTORY, file_sha256, json_text, whole_file, write_text
-from amos_fairseq.output.tables import MISSING, Table, format_score
-from amos_fairseq.output.terminal import say
+from amos_fairseq.output.terminal import MISSING, Table, format_score, say
 from amos_fairseq.untrusted import read_json
 
 TEACHER_FILE = "teacher.npy"  # in the directory of a run

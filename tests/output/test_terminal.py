@@ -5,7 +5,7 @@ import io
 
 from rich.console import Console
 
-from amos_fairseq.output.tables import Table, format_score
+from amos_fairseq.output.terminal import Table, format_score
 
 
 def test_names_are_no_html_and_no_links() -> None:
