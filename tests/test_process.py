@@ -104,7 +104,7 @@ print(*(name for name in {planted!r} if name in sys.modules))
 """
 # Each refuses its arguments after the imports.
 _COMMANDS = (
-    *("prepare text.txt --out out --vocab-size 1", "recipes amos_tiny --vocabulary-size 1", "export start.pt out"),
+    *("prepare text.txt --out out --vocab-size 1", "export start.pt out"),
     *("train amos_tiny task.data=.", "adapt absent text.txt --out out", "report absent"),
     *("report start.pt", "import absent out.pt"),
     *(f"{name} --checkpoint start.pt --data absent --out out" for name in ("glue", "squad", "tag", "probe")),

@@ -14,8 +14,6 @@ import amos_fairseq
 from amos_fairseq.checkpoint_files import checkpoint_file
 from amos_fairseq.errors import UserError
 from amos_fairseq.output.terminal import say
-from amos_fairseq.recipes import DEFAULT_VOCABULARY
-from amos_fairseq.text import LARGEST_VOCABULARY
 
 
 def import_fairseq(
@@ -66,7 +64,6 @@ def number(kind: Callable[[str], float], least: float, most: float = math.inf) -
 
 
 SIZE = number(int, 1)
-VOCABULARY_SIZE = number(int, 6, LARGEST_VOCABULARY)  # with the special symbols, <mask> and a piece
 
 
 def refuse_given(args: argparse.Namespace, names: Iterable[str], reason: str) -> None:
@@ -85,17 +82,6 @@ def add_checkpoint(
     parser.add_argument("checkpoint", metavar="CHECKPOINT", help=text)
     text = "tokenizer directory of the run (default: the directory tokenizer beside the checkpoint)"
     parser.add_argument("--tokenizer", metavar="DIR", help=text)
-
-
-def add_configuration(parser: argparse.ArgumentParser, example: str) -> None:
-    """Add CONFIG, --set and --vocabulary-size; ``example`` is an override for the help of --set."""
-    add = parser.add_argument
-    text = "recipe such as amos_base (amos recipes lists them), path of a YAML file, checkpoint, or SAVE_DIR"
-    add("config", metavar="CONFIG", help=text)
-    add_overrides(parser, example)
-    text = "number of dictionary entries, special tokens included "
-    text += f"(default: that of the checkpoint, or of task.data where it is set, or {DEFAULT_VOCABULARY})"
-    add("--vocabulary-size", type=VOCABULARY_SIZE, metavar="N", help=text)
 
 
 def add_overrides(parser: argparse.ArgumentParser, example: str) -> None:

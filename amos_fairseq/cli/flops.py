@@ -4,7 +4,9 @@ import argparse
 import json
 from typing import Any
 
-from amos_fairseq.cli.arguments import add_configuration, add_subcommand, import_fairseq
+from amos_fairseq.cli.arguments import add_overrides, add_subcommand, import_fairseq, number
+from amos_fairseq.recipes import DEFAULT_VOCABULARY
+from amos_fairseq.text import LARGEST_VOCABULARY
 
 DESCRIPTION = """\
 Count the floating point operations of a configuration on its own model, loss and batch, without data: the matrix products of
@@ -18,7 +20,14 @@ distributed_training.distributed_world_size sets another number.
 
 def add_parser(subparsers: Any) -> None:
     parser = add_subcommand(subparsers, "flops", "count the FLOPs of training and inference", DESCRIPTION, run)
-    add_configuration(parser, "optimization.max_update=1000")
+    add = parser.add_argument
+    text = "recipe such as amos_base (amos recipes lists them), path of a YAML file, checkpoint, or SAVE_DIR"
+    add("config", metavar="CONFIG", help=text)
+    add_overrides(parser, "optimization.max_update=1000")
+    text = "number of dictionary entries, special tokens included "
+    text += f"(default: that of the checkpoint, or of task.data where it is set, or {DEFAULT_VOCABULARY})"
+    smallest = 6  # the special symbols, <mask> and a piece
+    add("--vocabulary-size", type=number(int, smallest, LARGEST_VOCABULARY), metavar="N", help=text)
     text = "count the reference implementation (model.kernels=reference), which keeps all logits instead of computing "
     text += "them again, samples from logits of its own, and computes the last layer at every position "
     parser.add_argument("--reference", action="store_true", help=text + "(default: count what model.kernels runs)")

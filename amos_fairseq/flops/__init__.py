@@ -223,18 +223,13 @@ def training_flops(cfg: DictConfig, vocabulary_size: int | None = None, referenc
     return build_update(cfg, vocabulary_size, reference).training()
 
 
-def count_costs(name: str, config_dir: Path, vocabulary_size: int | None = None) -> Costs:
-    """Count a recipe on one rank, as in :func:`~amos_fairseq.recipes.packaged_costs`.
-
-    Args:
-        config_dir, name: see :func:`~amos_fairseq.recipes.find_recipe`.
-        vocabulary_size: number of dictionary entries; None: one that suits the width.
-    """
+def count_costs(name: str, config_dir: Path) -> Costs:
+    """Count a recipe on one rank with a vocabulary that suits its width, as in :func:`~amos_fairseq.recipes.packaged_costs`;
+    the arguments are those that :func:`~amos_fairseq.recipes.find_recipe` returns."""
     try:
         cfg = compose_recipe(name, ["distributed_training.distributed_world_size=1"], config_dir)
-        if vocabulary_size is None:
-            suited = (size for width, size in VOCABULARY_OF_WIDTH.items() if cfg.model.encoder_embed_dim <= width)
-            vocabulary_size = next(suited, DEFAULT_VOCABULARY)
+        suited = (size for width, size in VOCABULARY_OF_WIDTH.items() if cfg.model.encoder_embed_dim <= width)
+        vocabulary_size = next(suited, DEFAULT_VOCABULARY)
         cost = training_flops(cfg, vocabulary_size, reference=True)
     except UserError as error:  # such as a variant with a setting that no paper prints
         return {"not_counted": str(error)}
