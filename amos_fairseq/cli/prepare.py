@@ -104,6 +104,11 @@ repeated."""
     add("--tokenizer", type=Path, metavar="DIR", help=text)
     text = f"pieces to learn, without special symbols (default: {DEFAULT_VOCAB_SIZE})"
     add("--vocab-size", type=number(int, 1, LARGEST_VOCABULARY), metavar="N", help=text)
+    text = (
+        "a marker, such as [E1], that is one token wherever the text spells it, and is never masked, sampled or predicted; "
+        "may be repeated; added to --vocab-size, or a piece of --tokenizer (what tokenizer.json calls special is protected)"
+    )
+    add("--protect", action="append", default=[], metavar="TOKEN", help=text)
     case = kinds.choices[TEXT].add_mutually_exclusive_group().add_argument
     case("--cased", action="store_true", default=None, help="keep case (default)")
     case("--uncased", action="store_false", dest="cased", default=None, help="lower-case")

@@ -16,10 +16,12 @@ import functools
 import hashlib
 import itertools
 import os
+import re
 import shlex
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 from amos_fairseq.errors import UserError
@@ -66,9 +68,9 @@ from amos_fairseq.text.split import (
 from amos_fairseq.text.tokenization import load_tokenizer
 from amos_fairseq.text.tokenization.exported import export_obstacle
 from amos_fairseq.text.tokenization.fast_tokenizer import SENTENCEPIECE
-from amos_fairseq.text.tokenization.tokenizer import Tokenizer
+from amos_fairseq.text.tokenization.tokenizer import SPACE, SPECIAL_SYMBOLS, Tokenizer
 from amos_fairseq.text.vocabulary import learn_tokenizer
-from amos_fairseq.untrusted import read_json
+from amos_fairseq.untrusted import is_unicode, read_json
 
 UNFINISHED, _MADE_OF = ".prepare", "made_of"
 _MEGABYTE = 1_000_000
@@ -101,6 +103,10 @@ def run(arguments: argparse.Namespace) -> None:
     with _unfinished_corpus(out, made_of) as root:
         split = _read_inputs(root / "text", paths, settings)
         tokenizer = _make_tokenizer(root, settings, workers)
+        if tokenizer.protected:
+            say(
+                f"never masked, sampled or predicted: {shorten(' '.join(tokenizer.protected), 200, placeholder=' ...')}"
+            )
         shards = shards_of(split, settings.shard_bytes)
         _encode(root, shards, workers)
         manifest = {"made_of": made_of} | _join(root, out, inputs, split, shards, settings, tokenizer)
@@ -183,7 +189,7 @@ def _make_tokenizer(root: Path, settings: CorpusSettings, workers: int) -> Token
 
 def _learn(sample: Path, settings: CorpusSettings, workers: int, directory: Path) -> None:
     use_threads(workers)
-    learn_tokenizer(sample, settings.vocab_size, settings.cased).save(directory)
+    learn_tokenizer(sample, settings.vocab_size, settings.cased, settings.protected).save(directory)
 
 
 def shards_of(split: Split, shard_bytes: int) -> dict[str, list[str]]:
@@ -275,9 +281,13 @@ def _publish(corpus: Path, out: Path) -> None:
 
 
 def _settings(arguments: argparse.Namespace) -> CorpusSettings:
+    protected = list(dict.fromkeys(arguments.protect))
+    for token in protected:
+        if token in SPECIAL_SYMBOLS or not is_unicode(token) or re.search(rf"[\s{SPACE}]|^$", token):
+            raise UserError(f"--protect {token!a}: give a token without spaces, other than {' '.join(SPECIAL_SYMBOLS)}")
     tokenizer = bpe = size = None
     if arguments.tokenizer is not None:
-        tokenizer = _read_tokenizer(arguments)
+        tokenizer, protected = _read_tokenizer(arguments, protected), []
         cased = tokenizer.cased
     else:
         bpe, cased = SENTENCEPIECE, arguments.cased is not False
@@ -296,13 +306,16 @@ def _settings(arguments: argparse.Namespace) -> CorpusSettings:
         **sizes,
         text_column=arguments.text_column,
         document=arguments.document,
+        protected=protected,
     )
 
 
-def _read_tokenizer(arguments: argparse.Namespace) -> Tokenizer:
+def _read_tokenizer(arguments: argparse.Namespace, protected: list[str]) -> Tokenizer:
     if arguments.vocab_size is not None or arguments.cased is not None:
         raise UserError("--tokenizer determines pieces and case: leave out --vocab-size, --cased and --uncased")
     tokenizer = load_tokenizer(arguments.tokenizer)
+    if protected:
+        tokenizer = tokenizer.with_protected(protected)
     # What would otherwise show after hours: no piece for unknown characters, no export.
     if not any(start < end for _, start, end in tokenizer.encode_with_offsets(RARE_CHARACTER)):
         say(

@@ -9,6 +9,7 @@ import contextlib
 import hashlib
 import heapq
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -40,6 +41,7 @@ class CorpusSettings:
     sample_bytes: int
     text_column: str = TEXT_COLUMN
     document: str = BLANK  # what ends a document of plain text
+    protected: Sequence[str] = ()  # tokens of a learned vocabulary; a given tokenizer has its own
 
     def describe(self) -> dict[str, Any]:
         """Return the settings for ``corpus.json``; two runs with equal settings and inputs write the same bytes."""

@@ -7,7 +7,7 @@ All later steps use the ``tokenizer.json``. Its ids are the rows of our embeddin
 import io
 import re
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import sentencepiece
@@ -39,10 +39,10 @@ _CONTROL = r"[\x00-\x08\x0e-\x1f\x7f\x{80}-\x{84}\x{86}-\x{9f}]"
 _OTHER_SPACE = r"[\s\x{200b}\x{200e}\x{200f}\x{2581}\x{feff}\x{fffd}&&[^ ]]"
 
 
-def learn_tokenizer(sample: Path, vocab_size: int, cased: bool) -> FastTokenizer:
-    """Learn exactly ``vocab_size`` pieces, without fairseq's symbols and ``<mask>``."""
+def learn_tokenizer(sample: Path, vocab_size: int, cased: bool, protected: Sequence[str] = ()) -> FastTokenizer:
+    """Learn exactly ``vocab_size`` pieces, without fairseq's symbols, ``<mask>`` and the ``protected`` tokens."""
     normalizer = sentencepiece_rules(cased)
-    return from_sentencepiece(train_sentencepiece(sample, vocab_size, normalizer), normalizer)
+    return from_sentencepiece(train_sentencepiece(sample, vocab_size, normalizer, protected), normalizer, protected)
 
 
 def choose_characters(counts: Mapping[str, int], vocab_size: int, ascii_characters: Collection[str]) -> set[str]:
@@ -61,10 +61,13 @@ def choose_characters(counts: Mapping[str, int], vocab_size: int, ascii_characte
     return chosen
 
 
-def sample_lines(sample: Path) -> Iterator[str]:
-    """Yield the paragraphs of the sample; those over ``LONGEST_LINE_BYTES`` are split, if possible at a space."""
+def sample_lines(sample: Path, protected: Sequence[str] = ()) -> Iterator[str]:
+    """Yield the paragraphs of the sample without protected tokens; those over ``LONGEST_LINE_BYTES`` are split, if possible at
+    a space."""
     with open(sample, encoding="utf-8", newline="\n") as stream:
         for line in stream:
+            for token in protected:
+                line = line.replace(token, " ")
             if paragraph := line.strip():
                 yield from cut_long_line(paragraph)
 
@@ -84,9 +87,11 @@ def cut_long_line(line: str, limit: int = LONGEST_LINE_BYTES) -> Iterator[str]:
         yield rest.decode("utf-8")
 
 
-def train_sentencepiece(sample: Path, vocab_size: int, normalizer: normalizers.Normalizer) -> bytes:
+def train_sentencepiece(
+    sample: Path, vocab_size: int, normalizer: normalizers.Normalizer, protected: Sequence[str] = ()
+) -> bytes:
     """Return a SentencePiece model of ``vocab_size`` pieces behind ``<unk>`` and a tab, learned from the normalized sample."""
-    lines = [normalizer.normalize_str(line) for line in sample_lines(sample)]
+    lines = [normalizer.normalize_str(line) for line in sample_lines(sample, protected)]
     counts: Counter[str] = Counter()
     for line in lines:
         counts.update(line)
@@ -145,12 +150,17 @@ def sentencepiece_rules(cased: bool) -> normalizers.Normalizer:
     )
 
 
-def from_sentencepiece(model: bytes, normalizer: normalizers.Normalizer) -> FastTokenizer:
-    """Convert a serialized SentencePiece BPE model, which was learned from text with this normalization and has none itself."""
+def from_sentencepiece(
+    model: bytes, normalizer: normalizers.Normalizer, protected: Sequence[str] = ()
+) -> FastTokenizer:
+    """Convert a serialized SentencePiece BPE model, which was learned from text with this normalization and has none itself.
+
+    ``protected``: tokens that come behind its pieces.
+    """
     proto = sentencepiece_model_pb2.ModelProto()
     proto.ParseFromString(model)
     scores = {piece.piece: piece.score for piece in proto.pieces if piece.type == _NORMAL}
-    ids, special_tokens = token_ids(list(scores))
+    ids, special_tokens = token_ids(list(dict.fromkeys([*scores, *protected])))
     # SentencePiece makes one piece of a run of unknown characters, hence fuse_unk.
     library = tokenizers.Tokenizer(models.BPE(ids, _merges(scores), unk_token=special_tokens[UNK], fuse_unk=True))
     library.normalizer = normalizer
@@ -162,7 +172,8 @@ def from_sentencepiece(model: bytes, normalizer: normalizers.Normalizer) -> Fast
         added = AddedToken(token, lstrip=symbol == MASK_SYMBOL, normalized=False, special=True)
         library.add_special_tokens([added])
     frame_inputs(library, special_tokens)
-    return FastTokenizer(library.to_str(pretty=True).encode("utf-8"), special_tokens, SENTENCEPIECE)
+    tokenizer = FastTokenizer(library.to_str(pretty=True).encode("utf-8"), special_tokens, SENTENCEPIECE)
+    return tokenizer.with_protected(protected) if protected else tokenizer
 
 
 def _merges(scores: Mapping[str, float]) -> list[tuple[str, str]]:

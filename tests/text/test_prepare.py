@@ -9,6 +9,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+import synthetic_corpus
 from fairseq import options
 from fairseq.data import Dictionary
 from fairseq_cli import preprocess
@@ -143,6 +144,22 @@ def test_hugging_face_tokenizer(inputs, tmp_path):
     back = Counter(tuple(ids[dictionary[index]] for index in line[:-1]) for document in found for line in document)
     expected = (library.encode(p, add_special_tokens=False).ids for document in DOCUMENTS for p in document)
     assert back == Counter(map(tuple, expected))
+
+
+def test_protected_tokens_are_kept_in_the_corpus(tmp_path, capsys, refused):
+    """Each marker that the text spells is one token, which training counts among its special ones; the flag is a setting."""
+    marked = [tuple(f"[E1] {paragraph}" for paragraph in document) for document in DOCUMENTS[:60]]
+    source = synthetic_corpus.write_text(tmp_path / "text.txt", marked)
+    flags = [source, "--out", tmp_path / "out", "--vocab-size", "150"]
+    main([*flags, "--protect", "[E1]", "--workers", "1"])
+    assert "never masked, sampled or predicted: [E1]\n" in capsys.readouterr().err
+    assert "was not made of these inputs and settings" in refused(*flags)
+    task = make_task(tmp_path / "out")
+    marker = task.dictionary.index("[E1]")
+    assert task.special_ids == [0, 1, 2, 3, marker, marker + 1]
+    lines = [line for document in read_binarized(tmp_path / "out" / "train") for line in document]
+    assert lines
+    assert all(line[0] == marker and line.count(marker) == 1 for line in lines)
 
 
 def test_paragraphs_of_invisible_characters_are_dropped(corpus):

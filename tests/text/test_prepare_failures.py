@@ -54,6 +54,9 @@ BAD = {
     "--tokenizer words": "the tokenizer cannot encode the text (WordLevel error: Missing [UNK]",
     "--tokenizer other": "dict.txt is of another tokenizer",
     "--tokenizer other --vocab-size 9": "leave out --vocab-size, --cased and --uncased",
+    "--protect <mask>": "--protect '<mask>': give a token without spaces, other than <s>",
+    "--protect a▁b": "--protect 'a\\u2581b'",
+    "--tokenizer words --protect [E1]": "[E1] is special already, or not in its vocabulary",
     "--shard-megabytes nan": "--shard-megabytes: nan must be at least 0",
     f"--workers {2**31}": "at most 1,024",
 }

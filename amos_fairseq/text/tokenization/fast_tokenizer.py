@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tokenizers
-from tokenizers import decoders, processors
+from tokenizers import AddedToken, decoders, processors
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.inputs import UNSPACED
@@ -120,6 +120,16 @@ class FastTokenizer(Tokenizer):
     def settings(self) -> dict[str, Any]:
         protected = {_PROTECTED: list(self.protected)} if self.protected else {}
         return {**super().settings(), "special_tokens": self.special_tokens, **protected}
+
+    def with_protected(self, tokens: Sequence[str]) -> "FastTokenizer":
+        library = _parse(self.model)
+        new = [token for token in dict.fromkeys(tokens) if token not in self.protected]
+        for token in new:
+            if token in self.special_tokens.values() or library.token_to_id(token) is None:
+                raise UserError(f"{token} is special already, or not in its vocabulary: leave it out, or add it there")
+        library.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in new])
+        model = library.to_str(pretty=True).encode("utf-8")
+        return FastTokenizer(model, self.special_tokens, self.kind, [*self.protected, *new])
 
     def hugging_face_tokenizer(self) -> tokenizers.Tokenizer:
         """Return a copy of the library's tokenizer, in which a text that spells a special token is that token."""

@@ -112,6 +112,10 @@ class Tokenizer(abc.ABC):
         """
         return tidy_spans(line, self.align(line))
 
+    def with_protected(self, tokens: Sequence[str]) -> "Tokenizer":
+        """Return the tokenizer that also protects ``tokens``, which are pieces of its vocabulary."""
+        raise UserError("only tokens of a tokenizer.json can be protected: leave --protect out")
+
     def finds_special_token(self, line: str) -> bool:
         """Return whether the library would make a special token of a part of the line; here all of it is text."""
         return False

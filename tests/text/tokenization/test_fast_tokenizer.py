@@ -13,6 +13,7 @@ from amos_fairseq.text.tokenization import load_tokenizer
 from amos_fairseq.text.tokenization.exported import export_obstacle, exported_tokenizer
 from amos_fairseq.text.tokenization.fast_tokenizer import FastTokenizer, word_starts
 from amos_fairseq.text.tokenization.tokenizer import SPECIAL_SYMBOLS, embedding_symbols, spell_piece
+from amos_fairseq.text.vocabulary import learn_tokenizer
 
 
 @pytest.fixture(scope="module", params=["wordpiece", "bytes", "unigram", "spaces"])
@@ -117,6 +118,24 @@ def test_added_tokens_remain_whole(sample, tmp_path):
     earlier = load_tokenizer(tmp_path / "saved")
     assert (earlier.protected, earlier.settings()) == ([], content)
     assert earlier.encode(text) == pieces
+
+
+@pytest.mark.parametrize("cased", [True, False])
+def test_protected_tokens_of_a_learned_vocabulary(cased, sample, tmp_path):
+    """The other pieces are learned from the text without them, and the text between them is encoded by itself."""
+    lines = sample.read_text(encoding="utf-8").splitlines()
+    (tmp_path / "marked").write_text("\n".join(f"[E1]{line}[/E1]" for line in lines), encoding="utf-8")
+    plain = learn_tokenizer(sample, 300, cased)
+    marked = learn_tokenizer(tmp_path / "marked", 300, cased, ["[E1]", "[/E1]"])
+    assert marked.dictionary_symbols == [*plain.dictionary_symbols, "[E1]", "[/E1]"]
+    for text in HOSTILE:
+        pieces = plain.encode(text)
+        assert marked.encode_lines([text, f"[E1] {text} [/E1]"]) == [pieces, ["[E1]", *pieces, "[/E1]"]]
+    glued = "ba[E1]ke[/E1] limo"
+    assert [piece for piece, _, _ in marked.encode_with_offsets(glued)] == marked.encode(glued)
+    assert marked.decode(marked.encode(glued)) == glued
+    assert export_obstacle(marked) is None
+    assert export_obstacle(FastTokenizer(marked.model, marked.special_tokens, marked.kind)) is None  # markers as text
 
 
 @pytest.mark.parametrize("kind", ["wordpiece", "cased"])
