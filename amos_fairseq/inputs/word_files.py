@@ -33,7 +33,7 @@ FORMS = (
 _DOCUMENT_START = "-DOCSTART-"
 _BLANKS = re.compile(r"[ \t]+")  # not str.split(), which also splits at a no-break space inside a word
 _ID = re.compile(r"([0-9]+)(?:([-.])([0-9]+))?")
-_TEXT, _NO_SPACE_AFTER = re.compile(r"# *text *= *(.+)"), "SpaceAfter=No"
+_NO_SPACE_AFTER = "SpaceAfter=No"
 
 Lines = list[tuple[int, str]]  # numbered from 1
 
@@ -151,7 +151,7 @@ def read_sentences(
     """Read sentences in any of these forms; text may be compressed. Words that look blank are left out.
 
     - CoNLL-U: ten columns separated by tabs, numbers first. Words are the syntactic ones, without ranges (``1-2``) and empty
-      nodes (``1.1``). The spaces between them are those of ``# text``, or of SpaceAfter.
+      nodes (``1.1``). SpaceAfter=No, if it is in the file, tells where no space is.
     - One word a line and its labels, separated by tabs or else by blanks; a blank line after each sentence. The word is first,
       and the last column is called ``label``.
     - JSON lines, Parquet, or a folder of ``save_to_disk``: ``tokens`` (or ``words``) is a list, and so are the labels.
@@ -259,30 +259,24 @@ class _Token(NamedTuple):
 
 def _read_conllu(path: Path, blocks: Sequence[Lines]) -> WordFile:
     has_space_after = any(_NO_SPACE_AFTER in line for block in blocks for _, line in block)
-    sentences, num_other = [], 0
+    sentences = []
     for block in blocks:
-        text, words, tokens = _read_conllu_block(path, block)
+        words, tokens = _read_conllu_block(path, block)
         if not words:
             continue
-        after = None if text is None else spaces_in(text, [token.form for token in tokens])
-        num_other += text is not None and after is None
-        if after is None and has_space_after:
-            after = [token.has_space_after for token in tokens]
         columns = dict(
             zip(CONLLU_NAMES[1:], map(list, zip(*(cells[1:] for _, cells in words), strict=True)), strict=True)
         )
-        spaces = None if after is None else _spaces_of_words(tokens, after)
+        spaces = _spaces_of_words(tokens) if has_space_after else None
         sentences.append(Sentence(columns["form"], columns, spaces, [number for number, _ in words]))
-    return WordFile(path, CONLLU, sentences, {"# text with other words than the sentence": num_other})
+    return WordFile(path, CONLLU, sentences)
 
 
-def _read_conllu_block(path: Path, block: Lines) -> tuple[str | None, list[tuple[int, list[str]]], list[_Token]]:
-    """Return ``# text``, the words with the numbers of their lines, and the tokens."""
-    text, words, ranges = None, [], {}
+def _read_conllu_block(path: Path, block: Lines) -> tuple[list[tuple[int, list[str]]], list[_Token]]:
+    """Return the words with the numbers of their lines, and the tokens."""
+    words, ranges = [], {}
     for number, line in block:
         if line.startswith("#"):
-            match = _TEXT.match(line)
-            text = match[1] if match else text
             continue
         cells = [cell.strip(" ") for cell in line.split("\t")]
         word_id = _ID.fullmatch(cells[0])
@@ -297,7 +291,7 @@ def _read_conllu_block(path: Path, block: Lines) -> tuple[str | None, list[tuple
             ranges[first] = (last, cells)
         elif sign is None:
             words.append((number, cells))
-    return text, words, _tokens([cells for _, cells in words], ranges)
+    return words, _tokens([cells for _, cells in words], ranges)
 
 
 def _tokens(words: Sequence[list[str]], ranges: dict[str, tuple[str, list[str]]]) -> list[_Token]:
@@ -313,12 +307,12 @@ def _tokens(words: Sequence[list[str]], ranges: dict[str, tuple[str, list[str]]]
     return tokens
 
 
-def _spaces_of_words(tokens: Iterable[_Token], after: Sequence[bool]) -> list[bool]:
-    """Return whether a space follows each word; ``after``: whether one follows each token. The words of a range that are not
-    its characters, as de les for des, have spaces between them, so that each has a piece of its own."""
+def _spaces_of_words(tokens: Iterable[_Token]) -> list[bool]:
+    """Return whether a space follows each word. The words of a range that are not its characters, as de les for des, have
+    spaces between them, so that each has a piece of its own."""
     spaces = []
-    for token, space in zip(tokens, after, strict=True):
-        spaces += [token.form != "".join(token.words)] * (len(token.words) - 1) + [space]
+    for token in tokens:
+        spaces += [token.form != "".join(token.words)] * (len(token.words) - 1) + [token.has_space_after]
     return [*spaces[:-1], False]
 
 

@@ -93,47 +93,41 @@ def test_conllu(tmp_path):
     assert read_sentences(odd).left_out["blank words"] == 1
 
 
-def conllu(*tokens: str, text: str | None = None) -> str:
+def conllu(*tokens: str) -> str:
     """Tokens such as ``1 dog`` or ``1-2 don't SpaceAfter=No``."""
     rows = [[*token.split(" "), "_"][:3] for token in tokens]
-    lines = ["\t".join([number, form, *"____", "0", "root", "_", misc]) for number, form, misc in rows]
-    return "\n".join([*([f"# text = {text}"] if text else []), *lines]) + "\n\n"
+    return "\n".join("\t".join([number, form, *"____", "0", "root", "_", misc]) for number, form, misc in rows) + "\n\n"
 
 
 NO = " SpaceAfter=No"
 DO_NOT = ("1-2 don't", "1 do", "2 n't" + NO)
-AU_CHAT = ("1-2 au", "1 à", "2 le", "3 chat" + NO, "4 ." + NO)
-# A file, the texts of its sentences as a model reads them, and the number of sentences with another text.
+# A file, and the texts of its sentences as a model reads them.
 TEXTS = [
-    (conllu(*DO_NOT, "3 go" + NO, "4 !"), ["don't go!"], 0),
-    (conllu(*DO_NOT, "3 go", "4 !", text="don't  go!"), ["don't go!"], 0),  # the text counts, not SpaceAfter
-    (conllu("1-2 don't" + NO, *DO_NOT[1:], "3 go"), ["don'tgo"], 0),  # SpaceAfter is that of the range
-    (conllu(*AU_CHAT), ["à le chat."], 0),  # the words are not the characters of au
-    (conllu(*AU_CHAT, text="au chat ."), ["à le chat ."], 0),
-    (conllu("1 a", "2 b", text="a\u3000b"), ["a b"], 0),
-    (conllu("1 a", "2 b", text="ab") + conllu("1 c", "2 d"), ["ab", "c d"], 0),
-    (conllu("1 a", "2 b", text="abc"), ["a b"], 1),
-    (conllu("1 a" + NO, "2 b", text="abc"), ["ab"], 1),
-    (conllu("2-9 x", "1-1 y", "1 a", "2 b" + NO), ["a b"], 0),  # ranges of other words
-    (conllu("1 a" + NO, "2 \u00a0", "3 b"), ["a b"], 0),
-    (conllu("1 a" + NO, "2 \u200b" + NO, "3 b" + NO, "4 c"), ["a bc"], 0),
-    # Without either, the script decides; a file may have several. A space stays between two Latin words.
-    (conllu("1 中国", "2 人") + conllu("1 한국", "2 사람"), ["中国人", "한국 사람"], 0),
-    (conllu("1 中国", "2 人", text="中国 人"), ["中国 人"], 0),
-    ("中国 O\nNew B-X\nYork I-X\n的 O\n冬天 O\n3.5 O\nkm O\n。 O\n", ["中国New York的冬天3.5 km。"], 0),
-    ("2 O\n0 O\n年 O\nA B-X\nB I-X\n社 O\n", ["20年AB社"], 0),
-    ("the O\n中国 B-X\npeople O\n", ["the 中国 people"], 0),
-    (lines_of([{"tokens": ["ไป", "ไหน", "มา"], "tags": ["O", "B-X", "O"]}]), ["ไปไหนมา"], 0),
+    (conllu(*DO_NOT, "3 go" + NO, "4 !"), ["don't go!"]),
+    (conllu("1-2 don't" + NO, *DO_NOT[1:], "3 go"), ["don'tgo"]),  # SpaceAfter is that of the range
+    (
+        conllu("1-2 au", "1 à", "2 le", "3 chat" + NO, "4 ." + NO),
+        ["à le chat."],
+    ),  # the words are not the characters of au
+    (conllu("2-9 x", "1-1 y", "1 a", "2 b" + NO), ["a b"]),  # ranges of other words
+    (conllu("1 a" + NO, "2 \u00a0", "3 b"), ["a b"]),
+    (conllu("1 a" + NO, "2 \u200b" + NO, "3 b" + NO, "4 c"), ["a bc"]),
+    # Without it, the script decides; a file may have several. A space stays between two Latin words.
+    (conllu("1 中国", "2 人") + conllu("1 한국", "2 사람"), ["中国人", "한국 사람"]),
+    (conllu("1 中国", "2 人" + NO), ["中国 人"]),
+    ("中国 O\nNew B-X\nYork I-X\n的 O\n冬天 O\n3.5 O\nkm O\n。 O\n", ["中国New York的冬天3.5 km。"]),
+    ("2 O\n0 O\n年 O\nA B-X\nB I-X\n社 O\n", ["20年AB社"]),
+    ("the O\n中国 B-X\npeople O\n", ["the 中国 people"]),
+    (lines_of([{"tokens": ["ไป", "ไหน", "มา"], "tags": ["O", "B-X", "O"]}]), ["ไปไหนมา"]),
 ]
 
 
 @pytest.mark.parametrize("case", range(len(TEXTS)))
 def test_the_text_of_words(case, tmp_path):
     """A space is between two words only where the raw text has one."""
-    content, texts, num_other = TEXTS[case]
+    content, texts = TEXTS[case]
     file = read_sentences(write(tmp_path / name_for(content), content))
     assert [sentence.text for sentence in file.sentences] == texts
-    assert file.left_out.get("# text with other words than the sentence", 0) == num_other
 
 
 def test_marks_of_documents_are_no_words(tmp_path):
@@ -216,7 +210,7 @@ def test_what_was_read_is_printed(text, expected, tmp_path, capsys):
 def test_the_text_is_printed_where_there_are_no_labels(tmp_path, capsys):
     read_sentences(write(tmp_path / "a.txt", TREES), labeled=False).report("tag")
     said = f"tag: {tmp_path / 'a.txt'}"
-    expected = f"{said}: CoNLL-U: 2 sentences of 4 words\n{said}: the first: I don't\n"
+    expected = f"{said}: CoNLL-U: 2 sentences of 4 words\n{said}: the first: I do n't\n"
     assert capsys.readouterr().err == expected
 
 

@@ -18,7 +18,7 @@ CONLLU = """\
 1\tI\tI\tPRON\tPRP\t_\t4\tnsubj\t_\t_
 2\t'm\tbe\tAUX\tVBP\t_\t4\tcop\t_\t_
 3\tat\tat\tADP\tIN\t_\t4\tcase\t_\t_
-4\tAnn\tAnn\tPROPN\tNNP\t_\t0\troot\t_\t_
+4\tAnn\tAnn\tPROPN\tNNP\t_\t0\troot\t_\tSpaceAfter=No
 4.1\tgone\tgo\tVERB\tVBN\t_\t_\t_\t_\t_
 5\t's\t's\tPART\tPOS\t_\t4\tcase:gen\t_\t_
 

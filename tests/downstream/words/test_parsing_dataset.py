@@ -34,7 +34,7 @@ GOLD = """\
 2.1\tnot\tnot\tPART\t_\t_\t_\t_\t5:advmod\t_
 3\ta\ta\tDET\t_\t_\t5\tdet\t_\t_
 4\tNew York\tNew York\tPROPN\t_\t_\t5\tnmod:poss\t_\t_
-5\tdog\tdog\tNOUN\t_\t_\t0\troot\t_\t_
+5\tdog\tdog\tNOUN\t_\t_\t0\troot\t_\tSpaceAfter=No
 6\t.\t.\tPUNCT\t_\t_\t5\tpunct\t_\tSpaceAfter=No
 
 1\tYes\tyes\tINTJ\t_\t_\t0\troot\t_\t_
