@@ -166,10 +166,10 @@ def test_a_head_that_an_import_lacks_is_refused():
 def test_models_without_a_probability_are_refused():
     config = ElectricConfig(**SCORED_SIZES, mask_prob=0.15, generator_size=0.5)
     untrained = pretrained(ElectricModel, config, NUM_WORDS, discriminator_loss_weight=0.0)
-    never_original = electra(disallow_true_token=True)
+    disallowed = electra(disallow_true_token=True)
     for loaded, reason in (
         (untrained, "its discriminator was not trained"),
-        (never_original, ".*never allowed to sample the or"),
+        (disallowed, ".*never allowed to sample"),
     ):
         with pytest.raises(UserError, match=f"tiny.pt gives no probability of a token: {reason}"):
             build_token_scorer(loaded, 4096)
