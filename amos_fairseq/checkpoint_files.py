@@ -94,17 +94,17 @@ def read_header(path: str) -> dict[str, Any]:
 
 def describe_other_weights(error: str) -> str:
     """Return in a few words what the error of ``load_state_dict`` lists: which weights of a checkpoint do not fit a model."""
-    found = []
+    differences = []
     for title, kind in (("Missing", "lacks"), ("Unexpected", "has needless")):
         section = re.search(rf"{title} key\(s\) in state_dict: ([^\n]*)", error)
         names = re.findall(r'"([^"]+)"', section[1]) if section else []
         if names:
-            found.append(f"it {kind} {len(names)} weight{'s' * (len(names) > 1)}, such as {names[0]}")
+            differences.append(f"it {kind} {len(names)} weight{'s' * (len(names) > 1)}, such as {names[0]}")
     sizes = re.findall(r"size mismatch for (\S+): .*?torch\.Size\((.*?)\).*?torch\.Size\((.*?)\)", error)
     if sizes:
         name, there, here = sizes[0]
-        found.append(f"{len(sizes)} have other sizes, such as {name}, which is {there} there and {here} here")
-    return "; ".join(found) or textwrap.shorten(error, width=300, placeholder=" ...")
+        differences.append(f"{len(sizes)} have other sizes, such as {name}, which is {there} there and {here} here")
+    return "; ".join(differences) or textwrap.shorten(error, width=300, placeholder=" ...")
 
 
 def num_updates_of(path: str, checkpoint: dict[str, Any]) -> int:

@@ -149,8 +149,8 @@ def text_of_update(cfg: DictConfig) -> int:
 def describe_training(cfg: DictConfig, num_tokens: int) -> str:
     """Return with which rates a text of ``num_tokens`` is read, and how often, where the settings say it."""
     rate, scale, minutes = cfg.optimization.lr[0], cfg.model.encoder_lr_scale, cfg.lr_scheduler.minutes
-    of_head = f", of the new head {rate:g}" if scale != 1 else ""
-    rates = f"peak of the learning rate {rate * scale:g}{of_head}"
+    head_rate = f", of the new head {rate:g}" if scale != 1 else ""
+    rates = f"peak of the learning rate {rate * scale:g}{head_rate}"
     if minutes:
         return rates
     epochs = cfg.optimization.max_update * text_of_update(cfg) / num_tokens

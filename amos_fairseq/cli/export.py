@@ -22,11 +22,11 @@ def add_parser(subparsers: Any) -> None:
     add_checkpoint(parser, "its last checkpoint; of fine-tuning the one that was scored")
     add = parser.add_argument
     add("out", metavar="OUT", type=Path, help="folder to write")
-    of_model = parser.add_mutually_exclusive_group()
+    part_or_head = parser.add_mutually_exclusive_group()
     text = "part to export (default: the fine-tuned head or the MLM head with its encoder; otherwise the encoder alone)"
-    of_model.add_argument("--part", choices=("encoder", "generator", "discriminator", "mlm"), help=text)
+    part_or_head.add_argument("--part", choices=("encoder", "generator", "discriminator", "mlm"), help=text)
     text = "the task or column whose head to export, of several (default: the encoder without a head)"
-    of_model.add_argument("--head", metavar="TASK", help=text)
+    part_or_head.add_argument("--head", metavar="TASK", help=text)
     text = "do not compare the folder with the checkpoint (default: compare)"
     add("--no-check", dest="check", action="store_false", help=text)
     add("--force", action="store_true", help="replace OUT if it is an exported folder (default: refuse)")

@@ -101,11 +101,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def refuse_unknown_subcommand(parser: argparse.ArgumentParser, given: Sequence[str]) -> None:
+def refuse_unknown_subcommand(parser: argparse.ArgumentParser, argv: Sequence[str]) -> None:
     (names,) = [list(action.choices) for action in parser._actions if action.dest == "subcommand"]
-    if given and not given[0].startswith("-") and given[0] not in names:
-        similar = difflib.get_close_matches(given[0], names, n=1)
-        parser.error(f"there is no subcommand {given[0]!r} (amos --help lists all){did_you_mean(similar)}")
+    if argv and not argv[0].startswith("-") and argv[0] not in names:
+        similar = difflib.get_close_matches(argv[0], names, n=1)
+        parser.error(f"there is no subcommand {argv[0]!r} (amos --help lists all){did_you_mean(similar)}")
 
 
 def refuse_unknown(parser: argparse.ArgumentParser, rest: Sequence[str]) -> NoReturn:

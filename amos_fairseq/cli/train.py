@@ -40,11 +40,11 @@ def run(arguments: argparse.Namespace) -> None:
     from amos_fairseq.recipes.overrides import training_command  # here: importing Hydra takes a quarter of a second
 
     # Behind RECIPE, argparse leaves all words to Hydra.
-    of_time = argparse.ArgumentParser(prog=arguments.parser.prog, add_help=False, allow_abbrev=False)
-    of_time.add_argument("--minutes", type=MINUTES, default=arguments.minutes)
-    given, settings = of_time.parse_known_args(arguments.settings)
-    if given.minutes is not None:
-        settings.insert(0, f"lr_scheduler.minutes={given.minutes!r}")
+    minutes_parser = argparse.ArgumentParser(prog=arguments.parser.prog, add_help=False, allow_abbrev=False)
+    minutes_parser.add_argument("--minutes", type=MINUTES, default=arguments.minutes)
+    minutes_args, settings = minutes_parser.parse_known_args(arguments.settings)
+    if minutes_args.minutes is not None:
+        settings.insert(0, f"lr_scheduler.minutes={minutes_args.minutes!r}")
     command, variables = training_command(arguments.recipe, settings)
     sys.stdout.flush()
     os.execve(sys.executable, command, variables)

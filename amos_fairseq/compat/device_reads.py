@@ -32,15 +32,15 @@ def on_host(values: Any) -> Any:
     below 2^53 stay exact.
     """
     leaves, structure = tree_flatten(values)
-    of_device: dict[torch.device, list[int]] = defaultdict(list)  # positions in the leaves
+    indices_by_device: dict[torch.device, list[int]] = defaultdict(list)  # positions in the leaves
     for index, leaf in enumerate(leaves):
         if torch.is_tensor(leaf):
-            of_device[leaf.device].append(index)
-    for indices in of_device.values():
+            indices_by_device[leaf.device].append(index)
+    for indices in indices_by_device.values():
         indices.sort(key=lambda index: str(leaves[index].dtype))  # of one dtype: joined and converted in two launches
         flat = [leaves[index].detach().reshape(-1) for index in indices]
-        of_dtype = itertools.groupby(flat, key=lambda tensor: tensor.dtype)
-        sent = fetch(torch.cat([torch.cat(list(tensors)).double() for _, tensors in of_dtype]))
+        by_dtype = itertools.groupby(flat, key=lambda tensor: tensor.dtype)
+        sent = fetch(torch.cat([torch.cat(list(tensors)).double() for _, tensors in by_dtype]))
         numbers, start = sent.tolist(), 0
         for index in indices:
             tensor, end = leaves[index], start + leaves[index].numel()

@@ -179,12 +179,12 @@ class PhaseIterator(BlockBatchIterator):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the entries of other runs, the phase, the length of its blocks, and the position at which it began."""
-        of_phase = {
+        phase_entries = {
             "phase": self.phase,
             "phase_length": self.dataset.tokens_per_block,
             "phase_start": self.dataset.start,
         }
-        return super().state_dict() | of_phase
+        return super().state_dict() | phase_entries
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         if state_dict["iterations_in_epoch"] > 0:

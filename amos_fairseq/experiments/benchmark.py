@@ -167,8 +167,8 @@ def recipe_for(start: PretrainedCheckpoint, name: str, overrides: dict[str, Any]
     """Return a recipe for an encoder, and the values that replace those of the recipe: ``overrides`` and what the encoder, or a
     head alone, needs."""
     if name in recipe_names():  # a user's own recipe may be meant for this encoder
-        of_head = OF_HEAD if overrides.get("freeze_encoder") else {}
-        overrides = OF_ENCODER.get(str(start.model["encoder"]), {}) | of_head | overrides
+        head_settings = OF_HEAD if overrides.get("freeze_encoder") else {}
+        overrides = OF_ENCODER.get(str(start.model["encoder"]), {}) | head_settings | overrides
     width = int(start.model["encoder_embed_dim"])
     recipe = load_recipe(name, size_for_width(width), overrides, width)
     return recipe, overrides

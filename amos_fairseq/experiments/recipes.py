@@ -181,10 +181,10 @@ def load_recipe(
     sizes = content["sizes"]
     if unknown := sizes.keys() - SIZE_WIDTHS:
         raise UserError(f"{path}: sizes: {unknown.pop()} must be small, base or large")
-    of_size = sizes.get(size, {"defaults": {}, "tasks": {}})
-    for_all = [content["defaults"], {"grid": content["grid"]}, of_size["defaults"]]
+    size_settings = sizes.get(size, {"defaults": {}, "tasks": {}})
+    for_all = [content["defaults"], {"grid": content["grid"]}, size_settings["defaults"]]
     trials = {
-        task: _trials([*for_all, settings, of_size["tasks"].get(task, {}), overrides or {}], f"{path}, {task}")
+        task: _trials([*for_all, settings, size_settings["tasks"].get(task, {}), overrides or {}], f"{path}, {task}")
         for task, settings in content["tasks"].items()
     }
     return Recipe(name, content["description"] or name, size if size in sizes else "", trials)

@@ -206,7 +206,7 @@ def summarize(results: Sequence[RunResult]) -> dict[str, TaskSummary]:
         trial = max(by_trial, key=lambda name: statistics.median(result.main for result in by_trial[name]))
         shown = by_trial[trial]
         scores = {name: spread_of([result.scores[name] for result in shown]) for name in shown[0].scores}
-        best = best_run([result for of_trial in by_trial.values() for result in of_trial])
+        best = best_run([result for trial_results in by_trial.values() for result in trial_results])
         summaries[task] = TaskSummary(best.main_score, trial, len(by_trial), scores, best)
     return summaries
 
@@ -288,7 +288,7 @@ def best_runs(out: Path, name: str, command: str) -> dict[str, RunResult]:
     summary = read_summary(out, name, command)
     if summary is None:
         raise UserError(f"{out} has no {name}.json: give the --out of {command}, once it has ended, as --checkpoint")
-    best = {task: of_task.best for task, of_task in summary.tasks.items()}
+    best = {task: task_summary.best for task, task_summary in summary.tasks.items()}
     for directory, run in {run.directory: run for run in best.values()}.items():
         say(f"{directory} is the best run on dev ({run.main_score} {run.main:.1f})", command.partition(" ")[2])
     return best

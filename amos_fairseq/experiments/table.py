@@ -92,9 +92,9 @@ def settings_in_words(session: Session) -> str:
         f"{name} {str(value).lower() if isinstance(value, bool | str) else f'{value:g}'}"
         for name, value in session.overrides.items()
     ]
-    of_size = f"; values for {recipe.size} models" if recipe.size else ""
+    values_of_size = f"; values for {recipe.size} models" if recipe.size else ""
     changed = f"; instead of its own: {', '.join(values)}" if values else ""
-    return f"recipe {Path(recipe.name).name} ({recipe.description}{of_size}){changed}"
+    return f"recipe {Path(recipe.name).name} ({recipe.description}{values_of_size}){changed}"
 
 
 def schedules_in_words(benchmark: Benchmark) -> Iterator[str]:

@@ -124,9 +124,9 @@ def import_folder(
     settings = encoder_settings(folder.family, folder.config)
     head = head_to_import(folder, objective)
     weights, unexpected_keys = from_hugging_face(folder.family, folder.weights, [head] if head else [])
-    of_generator: Weights = {}
+    generator_weights: Weights = {}
     if generator is not None:
-        settings["generator_size"], of_generator, left_out = read_generator(folder, generator, weights)
+        settings["generator_size"], generator_weights, left_out = read_generator(folder, generator, weights)
         unexpected_keys += [f"{generator}: {name}" for name in left_out]
     num_parameters = sum(tensor.numel() for key, tensor in weights.items() if key.startswith(_OF_ENCODER))
     source = f"{name} ({folder.family}, {num_parameters / 1e6:.3g}M)"
@@ -137,7 +137,7 @@ def import_folder(
     except UserError as error:
         raise UserError(f"{path / CONFIG_FILE}, with --arch {arch} for what it lacks: {error}") from error
     prefix = next(name for name, module in model.named_modules() if module is model.encoder) + "."  # "discriminator."
-    networks = in_network(weights, prefix) | in_network(of_generator, "generator.")
+    networks = in_network(weights, prefix) | in_network(generator_weights, "generator.")
     newly_initialized = fill(model, networks, ids)
     missing = [name for name in newly_initialized if name.startswith(prefix)]
     if missing:  # would start from random values

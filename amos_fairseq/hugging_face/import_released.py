@@ -115,8 +115,8 @@ def import_release(path: Path, tokenizer: Path, arch: str | None = None, depths:
     whose = f"the released checkpoint, such as {path} should be"
     weights, used = to_our_names(DISCRIMINATOR, num_layers, theirs, whose)
     if has_generator:
-        of_generator, used_there = to_our_names(GENERATOR, num_generator_layers, theirs, whose)
-        weights, used = weights | of_generator, used | used_there
+        generator_weights, used_there = to_our_names(GENERATOR, num_generator_layers, theirs, whose)
+        weights, used = weights | generator_weights, used | used_there
     source = f"{path.name} (released by the AMOS authors)"
     config = configuration(arch or "amos_base", settings, source)
     for name in weights:

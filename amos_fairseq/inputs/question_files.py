@@ -214,9 +214,9 @@ def evaluate(
     raw: dict[str, dict[str, float]] = {"exact": {}, "f1": {}}
     for name in predicted:
         # Answers with at least one word are right, or the empty text if there is none.
-        golds, found = [gold for gold in map(split, answers[name]) if gold] or [[]], split(predictions[name])
-        raw["exact"][name] = float(found in golds)
-        raw["f1"][name] = max(f1(gold, found) for gold in golds)
+        golds, prediction = [gold for gold in map(split, answers[name]) if gold] or [[]], split(predictions[name])
+        raw["exact"][name] = float(prediction in golds)
+        raw["f1"][name] = max(f1(gold, prediction) for gold in golds)
     groups = {
         "": predicted,
         "HasAns_": [name for name in predicted if answers[name]],

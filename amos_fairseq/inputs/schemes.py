@@ -79,12 +79,13 @@ def count(gold: Sequence[str], predicted: Sequence[str], has_spans: bool) -> Cou
     Returns:
         ``words`` and ``right_words``; with ``has_spans`` also ``spans``, ``found_spans`` and ``right_spans``.
     """
-    right = sum(one == other for one, other in zip(gold, predicted, strict=False))
+    right = sum(label == prediction for label, prediction in zip(gold, predicted, strict=False))
     counts = Counter(words=len(gold), right_words=right)
     if has_spans:
         complete = [*predicted, *[OUTSIDE] * (len(gold) - len(predicted))]
-        spans, found = set(spans_of(gold)), set(spans_of(complete))
-        counts.update(spans=len(spans), found_spans=len(found), right_spans=len(spans & found))
+        gold_spans, predicted_spans = set(spans_of(gold)), set(spans_of(complete))
+        right_spans = len(gold_spans & predicted_spans)
+        counts.update(spans=len(gold_spans), found_spans=len(predicted_spans), right_spans=right_spans)
     return counts
 
 
@@ -100,9 +101,9 @@ def scores(counts: Mapping[str, float]) -> dict[str, float]:
     accuracy = {"accuracy": percent(counts["right_words"], counts["words"])}
     if "spans" not in counts:
         return accuracy
-    right, found, spans = (counts[name] for name in ("right_spans", "found_spans", "spans"))
-    precision, recall = percent(right, found), percent(right, spans)
-    return {"f1": percent(2 * right, found + spans), "precision": precision, "recall": recall, **accuracy}
+    right, predicted, gold = (counts[name] for name in ("right_spans", "found_spans", "spans"))
+    precision, recall = percent(right, predicted), percent(right, gold)
+    return {"f1": percent(2 * right, predicted + gold), "precision": precision, "recall": recall, **accuracy}
 
 
 def main_score(has_spans: bool) -> str:

@@ -192,7 +192,7 @@ def read_conllu(path: Path) -> WordFile:
 
 def _without_blank_words(file: WordFile, labeled: bool) -> WordFile:
     sentences = [sentence.without_blank_words() for sentence in file.sentences]
-    num_words, num_kept = (sum(len(one.words) for one in each) for each in (file.sentences, sentences))
+    num_words, num_kept = (sum(len(sentence.words) for sentence in each) for each in (file.sentences, sentences))
     kept = [sentence for sentence in sentences if sentence.words not in ([], [_DOCUMENT_START])]
     if not labeled:
         kept = [dataclasses.replace(sentence, columns={}) for sentence in kept]

@@ -89,8 +89,8 @@ class AmosModel(ReplacementModel):
         self.depths = parse_depths(cfg.generator_depths, cfg.separate_generators)
         generator_layers = self.depths if cfg.separate_generators else [max(self.depths)]
         if cfg.generator_checkpoint:
-            of_trained = ("separate_generators", "no_stop_gradient", "adversarial_mlm_multiplier")
-            refuse_settings(cfg, (*of_trained, "disentangled_embeddings"), FROZEN)
+            training_settings = ("separate_generators", "no_stop_gradient", "adversarial_mlm_multiplier")
+            refuse_settings(cfg, (*training_settings, "disentangled_embeddings"), FROZEN)
             self.depths = generator_layers = []
         self.generators = nn.ModuleList(
             transformer_config(cfg, num_layers, with_dropout=False).build() for num_layers in generator_layers
@@ -238,7 +238,7 @@ class AmosModel(ReplacementModel):
     def depth_names(self) -> list[str]:
         """Suffixes of the log keys: the depth, followed by a counter if separate generators have equal depths."""
         depths = [self.depths] if self.frozen_generator is None else self.frozen_generator.depths
-        names = [str(depth) for of_network in depths for depth in of_network]
+        names = [str(depth) for network_depths in depths for depth in network_depths]
         if len(set(names)) == len(names):
             return names
         return [f"{name}_{number}" for number, name in enumerate(names, start=1)]

@@ -295,15 +295,15 @@ class ElectraModel(ReplacementModel, SingleMlmModel):
 
 def check_settings(cfg: ElectraConfig) -> None:
     """Raise ValueError for a setting that another one excludes or makes meaningless."""
-    of_generator = ("generator_layers", "share_weights", "adversarial")
+    generator_settings = ("generator_layers", "share_weights", "adversarial")
     if cfg.generator != "masked_lm":
         reason = f"--generator {cfg.generator}, which has no weights"
-        refuse_settings(cfg, (*of_generator, "generator_checkpoint"), reason)
+        refuse_settings(cfg, (*generator_settings, "generator_checkpoint"), reason)
     if cfg.generator_checkpoint:
-        refuse_settings(cfg, (*of_generator, "disentangled_embeddings"), FROZEN)
+        refuse_settings(cfg, (*generator_settings, "disentangled_embeddings"), FROZEN)
     if cfg.main_objective != "detection":
-        of_detection = ("adversarial", "encoder_mlm_weight")
-        refuse_settings(cfg, of_detection, f"--main-objective {cfg.main_objective}")
+        detection_settings = ("adversarial", "encoder_mlm_weight")
+        refuse_settings(cfg, detection_settings, f"--main-objective {cfg.main_objective}")
     is_one, layers = cfg.share_weights == "all", (0, cfg.encoder_layers)
     has_own = cfg.share_weights != "embeddings" or cfg.generator != "masked_lm"
     is_other_size = cfg.generator_size != 1 or cfg.generator_layers not in layers

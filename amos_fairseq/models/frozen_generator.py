@@ -214,18 +214,18 @@ class ReplacementModel(PretrainingModel):
         for key in list(state_dict):
             if key.startswith((*ENCODER_IN_PRETRAINING, ENCODER)):
                 state_dict[NETWORK + key.partition(".")[2]] = state_dict.pop(key)
-        of_encoder = sorted(key for key in here.keys() | state_dict.keys() if key.startswith((NETWORK, EMBEDDING)))
-        for key in of_encoder:
+        encoder_keys = sorted(key for key in here.keys() | state_dict.keys() if key.startswith((NETWORK, EMBEDDING)))
+        for key in encoder_keys:
             if not same_shape(key, here, state_dict):
                 raise UserError(
                     "the checkpoint holds another encoder than the flags describe: "
                     f"{describe_mismatch(key, state_dict, here)}; give its vocabulary, sizes and --relative-position-scheme"
                 )
-        taken = set(of_encoder) | (state_dict.keys() & POOLER.keys())
+        taken = set(encoder_keys) | (state_dict.keys() & POOLER.keys())
         for head in HEADS:
-            of_head = {key for key in here.keys() | state_dict.keys() if key.startswith(head)}
-            if all(same_shape(key, here, state_dict) for key in of_head):
-                taken |= of_head
+            head_keys = {key for key in here.keys() | state_dict.keys() if key.startswith(head)}
+            if all(same_shape(key, here, state_dict) for key in head_keys):
+                taken |= head_keys
         self.newly_initialized = [key for key in here if key not in taken]
         sides = (("not used", state_dict.keys() - taken), ("newly initialized", self.newly_initialized))
         parts = (

@@ -8,6 +8,7 @@ model reads: the same words with other spaces between them. Other keys are ignor
 """
 
 import argparse
+import itertools
 import json
 import re
 import shlex
@@ -76,7 +77,7 @@ class ProbingTask:
     def _why_unusable(self) -> str | None:
         if empty := next((split for split in self.splits if not self.labels_of(split)), None):
             return f"the {empty} split has no target: give a longer file"
-        examples = (example for of_split in self.splits.values() for example in of_split)
+        examples = itertools.chain.from_iterable(self.splits.values())
         if len({len(target.spans) for example in examples for target in example.targets}) != 1:
             return "some targets have a span2 and others have none: make two tasks of them"
         if len(set(self.labels_of("train"))) == 1:
@@ -324,7 +325,8 @@ def convert(flag: str, paths: dict[str, Path]) -> dict[str, Splits]:
 
 def write_task(folder: Path, splits: Splits) -> dict[str, Any]:
     """Write the splits of a task as JSON lines, and return what the manifest says about them."""
-    task = ProbingTask(folder.name, {split: [parse_example(one) for one in splits[split]] for split in SPLITS}, {})
+    examples = {split: [parse_example(record) for record in splits[split]] for split in SPLITS}
+    task = ProbingTask(folder.name, examples, {})
     say(task.describe())
     folder.mkdir()
     for split in SPLITS:

@@ -38,8 +38,8 @@ ELSEWHERE = {
 def check_settings(settings: Sequence[str], config_dir: Path, name: str) -> None:
     """Refuse keys that the recipe does not have, a single value in place of a list, and a run without data."""
     known = known_settings(config_dir, name)
-    given = {setting.lstrip("+").partition("=")[0] for setting in settings}
-    if known.get("task.data") == "???" and not given & {"task.data", "--cfg", "-c", "--info", "-i", "task"}:
+    keys = {setting.lstrip("+").partition("=")[0] for setting in settings}
+    if known.get("task.data") == "???" and not keys & {"task.data", "--cfg", "-c", "--info", "-i", "task"}:
         raise UserError("task.data is missing: give task.data=DIR, the directory that amos prepare wrote")
     check_keys(settings, known, name)
 
@@ -80,15 +80,15 @@ def known_settings(config_dir: Path, name: str) -> dict[str, Any]:
                 continue
             folders = [config_dir, RECIPES] if entry.startswith("/") else [path.parent, config_dir, RECIPES]
             files = [folder / f"{entry.partition('@')[0].strip('/')}.yaml" for folder in folders]
-            found = next(filter(Path.is_file, files), None)
-            if found is None or found == path:
+            next_path = next(filter(Path.is_file, files), None)
+            if next_path is None or next_path == path:
                 return {}
-            waiting.append(found)
+            waiting.append(next_path)
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
         for section, values in (content if isinstance(content, dict) else {}).items():
             if isinstance(values, dict):
-                of_file = {f"{section}.{key}": value for key, value in values.items()}
-                known = of_file | known  # the recipe's own come first
+                file_settings = {f"{section}.{key}": value for key, value in values.items()}
+                known = file_settings | known  # the recipe's own come first
     return dict.fromkeys(fairseq_settings()) | known
 
 
@@ -102,8 +102,8 @@ def fairseq_settings() -> Iterator[str]:
             if isinstance(node, ast.AnnAssign):
                 yield node.target.id, ast.unparse(node.annotation)
 
-    for section, of_class in fields("FairseqConfig"):
-        yield from (f"{section}.{key}" for key, _ in fields(of_class))
+    for section, section_class in fields("FairseqConfig"):
+        yield from (f"{section}.{key}" for key, _ in fields(section_class))
 
 
 # Hydra warns of what fairseq does, in the name of these modules, before the plugin is imported: the filters of

@@ -145,7 +145,7 @@ def inspect_text(loaded: LoadedCheckpoint, text: str, seed: int, top: int = 3) -
     noise_class = "replaced" if _field(output, "is_noise") is None else "noise"
     return Inspection(
         depth_names=model.depth_names,
-        tokens=_tokens(loaded, tokens, {one.position for one in masked}, output),
+        tokens=_tokens(loaded, tokens, {token.position for token in masked}, output),
         masked=masked,
         num_truncated=len(all_tokens) - len(tokens),
         positive_class="" if _field(output, "rtd_logits") is None else noise_class,
@@ -330,8 +330,8 @@ def replaced_token_losses(
             masked += batch["num_masked"]
             bar.update(batch["nsentences"])
     return [
-        DepthLosses(name, torch.cat(of_depth).double().numpy(), masked)
-        for name, of_depth in zip(model.depth_names, losses, strict=True)
+        DepthLosses(name, torch.cat(losses_of_depth).double().numpy(), masked)
+        for name, losses_of_depth in zip(model.depth_names, losses, strict=True)
     ]
 
 

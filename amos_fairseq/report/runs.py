@@ -106,7 +106,7 @@ def add_checkpoint(run: Run, text: str | None, sentences: Sequence[str], device:
     del state  # with the state of the optimizer
     with noted_errors(run):
         run.setup = setup_of(loaded)
-        run.inspections = [inspect_text(loaded, one, SEED) for one in sentences or [text_of_corpus(loaded)]]
+        run.inspections = [inspect_text(loaded, sentence, SEED) for sentence in sentences or [text_of_corpus(loaded)]]
     with noted_errors(run):
         blocks = held_out_blocks(loaded, text)
         loaded.model.to(device)

@@ -80,13 +80,13 @@ class Progress(Hook):
             return
         settings["log_format"] = "none"
         if self._bar is None:
-            of_bar = {"total": self._total, "unit": "update"}
+            bar_settings = {"total": self._total, "unit": "update"}
             if self._minutes:
-                of_bar = {
+                bar_settings = {
                     "total": self._minutes,
                     "bar_format": "{percentage:3.0f}%|{bar}| {n:.1f} of {total:g} min{postfix}",
                 }
-            self._bar = tqdm(initial=self._done(), dynamic_ncols=True, smoothing=0.05, **of_bar)
+            self._bar = tqdm(initial=self._done(), dynamic_ncols=True, smoothing=0.05, **bar_settings)
 
     def before_next_batch(self) -> None:
         """Note the end of an update, and show the loss if fairseq's log interval has not shown it for a while.
@@ -271,8 +271,8 @@ class MetricsLog(Hook):
         """Append one record and close the file, so that a killed process can damage only the last line."""
         # The iterator knows its position, also after a resume within an epoch.
         done = self.batches.n / max(len(self.batches), 1) if self.batches is not None else 0.0
-        if (of_phase := getattr(self.task, "phase_iterator", None)) is not None:
-            done = of_phase.position / of_phase.dataset.stream_length
+        if (phase_iterator := getattr(self.task, "phase_iterator", None)) is not None:
+            done = phase_iterator.position / phase_iterator.dataset.stream_length
         epoch = round(self.epoch - 1 + done, 6)
         record = {"split": split, "update": int(update), "epoch": epoch, **numeric_stats(values)}
         path = os.path.join(save_dir, FILE_NAME)

@@ -102,14 +102,14 @@ def score_lines(
                 if len(line.tokens) > longest:
                     yield ScoredLine(line, None)
                     continue
-                of_pieces = next(values)[1:-1]  # without <s> and </s>
-                if not of_pieces.isfinite().all():
-                    piece = line.pieces[int((~of_pieces.isfinite()).nonzero()[0])]
+                piece_scores = next(values)[1:-1]  # without <s> and </s>
+                if not piece_scores.isfinite().all():
+                    piece = line.pieces[int((~piece_scores.isfinite()).nonzero()[0])]
                     raise UserError(
                         f"{loaded.file} has no finite score for {piece!r} in {place(line.number)}: its training diverged "
                         "(use an earlier checkpoint), or its generator never predicts this piece"
                     )
-                yield ScoredLine(line, with_unknown_pieces(of_pieces.tolist(), line, len(loaded.dictionary)))
+                yield ScoredLine(line, with_unknown_pieces(piece_scores.tolist(), line, len(loaded.dictionary)))
             bar.update(len(window))
 
 

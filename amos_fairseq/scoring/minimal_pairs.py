@@ -135,7 +135,7 @@ def scores_of(
         return pairs[(number - 1) // 2].place
 
     scored = score_lines(loaded, scorer, lines, place, len(lines))
-    scores = {one.line.reading: one.pll for one in scored}
+    scores = {scored_line.line.reading: scored_line.pll for scored_line in scored}
     return [(scores[good.reading], scores[bad.reading]) for good, bad in sentences]
 
 
@@ -143,7 +143,7 @@ def score_pairs(loaded: LoadedCheckpoint, files: Sequence[Path], tokens_per_batc
     """Score all pairs, return the table of accuracies, and write :func:`results_json` to ``out``."""
     scorer = build_pair_scorer(loaded, tokens_per_batch)
     pairs_of = {file: read_pairs(file) for file in files}
-    pairs = [pair for of_file in pairs_of.values() for pair in of_file]
+    pairs = [pair for pairs_of_file in pairs_of.values() for pair in pairs_of_file]
     readable, sentences = encode_pairs(loaded, pairs)
     first = readable[0]
     say(

@@ -204,7 +204,7 @@ class TextPretrainingTask(CorpusTask):
         networks, sha256 = load_generator(cfg, self.dictionary, compares_tokens=has_corpus)
         if self.state_dict().get("generator_sha256") is None:
             self.state.merge_state_dict({"generator_sha256": sha256})
-            sizes = (f"{len(one.encoder.layers)} x {one.encoder.shape.width}" for one in networks)
+            sizes = (f"{len(network.encoder.layers)} x {network.encoder.shape.width}" for network in networks)
             logger.info(f"frozen generator (layers x width): {', '.join(sizes)}; the recipe's own has no effect")
         return networks
 

@@ -145,7 +145,7 @@ def join_encoded(files: Iterable[Path], prefix: Path, num_symbols: int) -> dict[
             try:
                 with np.load(path) as encoded:  # which compares checksums
                     ids, lengths, counts = (encoded[name] for name in ("ids", "lengths", "counts"))
-                of_file = dict(zip(COUNTS, counts.tolist(), strict=True))
+                file_counts = dict(zip(COUNTS, counts.tolist(), strict=True))
             except Exception as error:  # a zip file has many ways to be damaged
                 hint = "what is unfinished was removed, repeat the command"
                 raise UserError(f"{path} is damaged ({error}): {hint}") from error
@@ -153,7 +153,7 @@ def join_encoded(files: Iterable[Path], prefix: Path, num_symbols: int) -> dict[
                 target.add_line([END_ID])
                 totals["tokens"] += 1
             target.add_lines(ids, lengths.tolist())
-            totals = {name: totals[name] + of_file[name] for name in COUNTS}
+            totals = {name: totals[name] + file_counts[name] for name in COUNTS}
     return totals
 
 

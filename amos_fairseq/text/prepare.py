@@ -233,7 +233,7 @@ def _join(
             texts["valid"] = [encoded_file(root / "text" / VALID)]
         records.append({"directory": name, **_write_shard(corpus / name, texts, tokenizer)})
         shutil.copyfile(corpus / TOKENIZER_DIRECTORY / DICTIONARY_FILE, corpus / name / DICTIONARY_FILE)
-    of_train = [record["train"] for record in records]
+    train_counts = [record["train"] for record in records]
     return {
         "task_data": ":".join(str(out / name) for name in shards),
         "settings": settings.describe(),
@@ -241,7 +241,7 @@ def _join(
         "tokenizer": {**tokenizer.settings(), "pieces": len(tokenizer), "sha256": tokenizer.sha256},
         "vocabulary_sample": split.sample,
         "inputs": [facts | counts for facts, counts in zip(inputs, split.inputs, strict=True)],
-        "train": _with_shares({name: sum(counts[name] for counts in of_train) for name in of_train[0]}),
+        "train": _with_shares({name: sum(counts[name] for counts in train_counts) for name in train_counts[0]}),
         "valid": records[0].get("valid"),
         "shards": records,
     }

@@ -180,15 +180,15 @@ class MultiTaskCriterion(LabeledCriterion):
         log = {"ntokens": sample["ntokens"], "nsentences": num_rows, "sample_size": num_rows}
         losses = []
         for name, task in self.text_tasks.items():
-            of_task, rows = logits[name].float(), sample["labels"][name]
+            task_logits, labels = logits[name].float(), sample["labels"][name]
             deviation = 1.0 if task.scale is None else task.scale[1]
-            losses.append(text_loss(task.kind, of_task, rows, deviation, self.gold_weight))
-            log |= {f"{LOSS}{name}": losses[-1].detach(), f"{ROWS}{name}": len(of_task)}
-            if "teacher" in rows:
+            losses.append(text_loss(task.kind, task_logits, labels, deviation, self.gold_weight))
+            log |= {f"{LOSS}{name}": losses[-1].detach(), f"{ROWS}{name}": len(task_logits)}
+            if "teacher" in labels:
                 log["_gold_weight"] = self.gold_weight * num_rows
             if not model.training:
                 key = f"{SUM}{task.kind}/{task.main_score}/{int(task.is_averaged)}/{name}"
-                log[key] = sum_to_score(task.kind, of_task, rows)
+                log[key] = sum_to_score(task.kind, task_logits, labels)
         loss = torch.stack(losses).sum()
         return loss, num_rows, log | {"loss": loss.detach()}
 

@@ -139,8 +139,8 @@ class TextData:
         scores: dict[str, float] = {}
         for split, suffix in self.dev_splits.items():
             dev = self.labels(split)
-            of_split = self.score(np.broadcast_to(constant, dev.shape), dev)
-            scores |= {f"{name}{suffix}": value for name, value in of_split.items()}
+            split_scores = self.score(np.broadcast_to(constant, dev.shape), dev)
+            scores |= {f"{name}{suffix}": value for name, value in split_scores.items()}
         return ConstantScores(self.record["splits"]["valid"]["rows"], {CONSTANTS[kind]: scores})
 
     def score(self, predictions: np.ndarray, labels: np.ndarray) -> dict[str, float]:
@@ -217,8 +217,8 @@ class TextBenchmark(Benchmark):
             lines = csv_lines([(self.id_column, "prediction", "label"), *rows], "\t")
             name = prefix + self.dev_name.format(split=split)
             write_text(loaded.file.parent / f"predictions.{name}.tsv", "".join(lines))
-            of_split = data.score(predictions, labels)
-            scores |= {f"{name}{suffix}": value for name, value in of_split.items()}
+            split_scores = data.score(predictions, labels)
+            scores |= {f"{name}{suffix}": value for name, value in split_scores.items()}
         return scores
 
 

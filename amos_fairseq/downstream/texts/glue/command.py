@@ -362,10 +362,10 @@ def glue_table(
             columns.append(task_heading(task, score))
             shown = [each for each in (score, f"{score}_mm") if each in scores]
             row.append(" / ".join(format_spread(scores[each]) for each in shown) or MISSING)
-            of_constant = next(iter(constants.get(task, NO_CONSTANTS).scores.values()), {})
-            constant_row.append(" / ".join(format_score(of_constant.get(each)) for each in shown) or MISSING)
-            if score in of_constant:
-                constant_scores[task] = of_constant[score]
+            baseline = next(iter(constants.get(task, NO_CONSTANTS).scores.values()), {})
+            constant_row.append(" / ".join(format_score(baseline.get(each)) for each in shown) or MISSING)
+            if score in baseline:
+                constant_scores[task] = baseline[score]
     average_name, value = average({task: summary.main.median for task, summary in summaries.items()})
     columns, row = [*columns, average_name], [*row, format_score(value)]
     constant_row.append(format_score(average(constant_scores)[1]))
