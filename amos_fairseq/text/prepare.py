@@ -67,7 +67,6 @@ from amos_fairseq.text.split import (
 )
 from amos_fairseq.text.tokenization import load_tokenizer
 from amos_fairseq.text.tokenization.exported import export_obstacle
-from amos_fairseq.text.tokenization.fast_tokenizer import SENTENCEPIECE
 from amos_fairseq.text.tokenization.tokenizer import SPACE, SPECIAL_SYMBOLS, Tokenizer
 from amos_fairseq.text.vocabulary import learn_tokenizer
 from amos_fairseq.untrusted import is_unicode, read_json
@@ -182,7 +181,7 @@ def _make_tokenizer(root: Path, settings: CorpusSettings, workers: int) -> Token
                 settings.tokenizer.save(directory)
             else:
                 size = f"{sample.stat().st_size / 1e6:.1f} MB of text"
-                say(f"learn {settings.vocab_size} {settings.bpe} pieces from {size}")
+                say(f"learn {settings.vocab_size} pieces from {size}")
                 in_own_process(functools.partial(_learn, sample, settings, workers), directory)
     return load_tokenizer(place)
 
@@ -285,19 +284,18 @@ def _settings(arguments: argparse.Namespace) -> CorpusSettings:
     for token in protected:
         if token in SPECIAL_SYMBOLS or not is_unicode(token) or re.search(rf"[\s{SPACE}]|^$", token):
             raise UserError(f"--protect {token!a}: give a token without spaces, other than {' '.join(SPECIAL_SYMBOLS)}")
-    tokenizer = bpe = size = None
+    tokenizer = size = None
     if arguments.tokenizer is not None:
         tokenizer, protected = _read_tokenizer(arguments, protected), []
         cased = tokenizer.cased
     else:
-        bpe, cased = SENTENCEPIECE, arguments.cased is not False
+        cased = arguments.cased is not False
         size = DEFAULT_VOCAB_SIZE if arguments.vocab_size is None else arguments.vocab_size
     sizes = {
         f"{name}_bytes": max(1, round(getattr(arguments, f"{name}_megabytes") * _MEGABYTE))
         for name in ("shard", "valid", "sample")
     }
     return CorpusSettings(
-        bpe=bpe,
         vocab_size=size,
         tokenizer=tokenizer,
         cased=cased,

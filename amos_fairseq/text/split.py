@@ -30,7 +30,6 @@ FILE_BYTES = 1 << 22  # of text: what a process encodes at a time, and an interr
 class CorpusSettings:
     """The settings that determine the content of a corpus. ``tokenizer`` None: one is learned."""
 
-    bpe: str | None = None  # what learns the vocabulary
     vocab_size: int | None = None
     tokenizer: Tokenizer | None = None
     cased: bool = False
