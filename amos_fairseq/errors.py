@@ -6,8 +6,8 @@ import signal
 import sys
 from collections.abc import Iterator
 
-# Exit codes. A signal has stopped the run, which can be started again: EX_TEMPFAIL of <sysexits.h>. Python, fairseq and signals
-# (128 + n) use other codes, so a batch script can requeue on this code alone.
+# Exit codes. REQUEUE is EX_TEMPFAIL of <sysexits.h>: a signal has stopped the run, which can be started again. Python, fairseq
+# and signals (128 + n) use other codes, so a batch script can requeue on this code alone.
 REQUEUE = 75
 DIVERGED = 76  # the loss diverges: the same command would diverge again
 COLLAPSED = 77  # the discriminator gives all tokens the same probability: the same command would continue as it is
@@ -33,7 +33,7 @@ class CollapsedError(UserError):
 def printable(text: str) -> str:
     """Replace characters that cannot be printed, such as escape sequences, which could steer a terminal, and bytes of a file's
     name that are not UTF-8, by U+FFFD. The joiners of Persian, Hindi and emoji stay."""
-    return "".join(each if each.isprintable() or each in "\u200c\u200d" else "\ufffd" for each in text)
+    return "".join(char if char.isprintable() or char in "\u200c\u200d" else "\ufffd" for char in text)
 
 
 def one_line(text: str) -> str:

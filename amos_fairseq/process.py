@@ -50,7 +50,7 @@ def python_command(module: str, *options: str, with_parent: bool = False) -> lis
 
 
 def leave_out_current_folder() -> None:
-    """Let Python processes that libraries start with ``-c`` or ``-m`` from this one import nothing from the current folder.
+    """Keep the current folder off the import path of Python processes that libraries start with ``-c`` or ``-m``.
 
     Python 3.10 does not read the variable: see docs/limits.md.
     """
@@ -60,8 +60,9 @@ def leave_out_current_folder() -> None:
 def prepare_streams() -> None:
     """Open the standard streams that the shell has closed (``>&-``), and let every character be printed.
 
-    A closed one becomes /dev/null: the next file that is opened would get its number and, with it, what is printed. A terminal
-    shows a question mark for a character that it lacks. What goes to a file or to another program is UTF-8.
+    A closed stream becomes /dev/null. Otherwise the next file that is opened would get its number, and what is printed would be
+    written into that file. A terminal shows a question mark for a character that it lacks. What goes to a file or to another
+    program is UTF-8.
     """
     for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
         if getattr(sys, name) is None:
@@ -105,14 +106,15 @@ def _end_now() -> None:
 class ForkedCommand(ForkServerProcess):
     """A command of :func:`python_command` in a process that the server of :mod:`multiprocessing` forks.
 
-    It has what the server has imported (``multiprocessing.set_forkserver_preload``), and is otherwise as a new process would
-    be. The server is a new process, never a fork of this one, and starts with the first command. When this process ends, even
-    by SIGKILL, the command gets SIGTERM: a training saves a checkpoint. Thread-safe.
+    It starts with the modules that the server has imported (``multiprocessing.set_forkserver_preload``), and is otherwise like
+    a new process. The server is a new process, never a fork of this one, and starts with the first command. When this process
+    ends, even by SIGKILL, the command gets SIGTERM: a training saves a checkpoint. Thread-safe.
 
     Args:
         command: the module and its arguments.
         variables: environment of the command.
-        output: a file to which its standard output is appended; ``errors``: one for its standard errors, if that is another.
+        output: a file to which its standard output is appended.
+        errors: the same for its standard error; None: ``output``.
     """
 
     _lock = threading.Lock()  # multiprocessing asks for all exit codes when it starts a process
@@ -154,7 +156,7 @@ class ForkedCommand(ForkServerProcess):
         self.send_signal(signal.SIGKILL)
 
     def run(self) -> None:
-        """Be the command; multiprocessing calls this in the new process."""
+        """Run the command; multiprocessing calls this in the new process."""
         self.prepare()
         threading.Thread(target=self._end_with_parent, daemon=True, name="parent").start()
         try:
@@ -163,7 +165,7 @@ class ForkedCommand(ForkServerProcess):
             atexit._run_exitfuncs()  # multiprocessing ends a process without them
 
     def prepare(self) -> None:
-        """Make this process what a new one would be."""
+        """Replace what was inherited from the server by what a new process would have."""
         os.setsid()
         signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -213,8 +215,8 @@ def keep_freed_memory() -> bool:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
         return False
-    done = [mallopt(parameter, value) for parameter, value in _MALLOC_SETTINGS.items()]
-    return all(done[:2]) and bool(done[2] or mallopt(_MMAP_THRESHOLD, _LARGEST_MMAP_THRESHOLD))
+    accepted = [mallopt(parameter, value) for parameter, value in _MALLOC_SETTINGS.items()]
+    return all(accepted[:2]) and bool(accepted[2] or mallopt(_MMAP_THRESHOLD, _LARGEST_MMAP_THRESHOLD))
 
 
 def version_of(distribution: str) -> str:

@@ -200,7 +200,7 @@ PER_MASKED_POSITION = ("mlm_", "mixture_", "generator_temperature")
 class PretrainingCriterion(FairseqCriterion):
     """A criterion whose logging outputs are sums over a batch, which add up over ranks and accumulated batches.
 
-    ``COUNTED_BY`` names, for a term that is not a mean over masked positions, the sum that it is divided by.
+    ``COUNTED_BY``: for each term that is not a mean over masked positions, the key of the sum that it is divided by.
     """
 
     COUNTED_BY: Mapping[str, str] = {}

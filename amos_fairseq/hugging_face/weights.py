@@ -1,6 +1,6 @@
 """Weights of Hugging Face's models: one table of names, ours | theirs, used in both directions.
 
-Ours is one flat name space: ``embed_tokens``, ``encoder.*`` (:class:`~amos_fairseq.modules.bert_encoder.BertEncoder`, or
+Our names form one flat name space: ``embed_tokens``, ``encoder.*`` (:class:`~amos_fairseq.modules.bert_encoder.BertEncoder`, or
 :class:`~amos_fairseq.modules.modern_encoder.ModernBertEncoder` for the family modernbert), ``mlm_head.*``,
 ``detection_head.*``, ``classification_head.*``, ``span_head.*``, ``tagging_head.*``. Theirs are the names of the class with the
 head; a bare encoder (``MPNetModel``) has them without ``mpnet.``. Rows of the vocabulary keep their order;
@@ -60,14 +60,16 @@ class Head(Enum):
 CUSTOM = "custom"
 _TOKEN_TYPES, _PROJECTION = "encoder.embed_token_types.weight", "encoder.embedding_projection."
 _POOLER = "pooler_"  # of BERT: below, a classification head has it as its dense layer
-# A linear classification head in classes that have a dense layer: this layer multiplies states by the first number, the
-# activation is there nearly linear with the second as its slope, and the output layer divides by both. A state x is changed
-# by the factor 1 - (2^-12 x)^2 / 3 (tanh) or 1 + 0.8 * 2^-24 x (gelu): less than float32 rounding of its sums.
+# How a linear classification head is exported to a class that has a dense layer before it: the dense layer multiplies states by
+# the first number, where the activation is nearly linear and the second number is its slope, and the output layer divides by
+# both. A state x is changed by the factor 1 - (2^-12 x)^2 / 3 (tanh) or 1 + 0.8 * 2^-24 x (gelu): less than float32 rounding of
+# its sums.
 _LINEAR_HEAD_SCALES = {"tanh": (2.0**-12, 1.0), "gelu": (2.0**-24, 0.5)}
 
 
 class Conversion(NamedTuple):
-    """What changes beside the name: one tensor of ours from theirs; and theirs, one for each of their names, from ours."""
+    """How tensors change besides their names: ``to_ours`` makes one tensor of ours from all of theirs, ``to_theirs`` makes one
+    for each of their names from ours."""
 
     to_ours: Callable[..., Tensor]
     to_theirs: Callable[[Tensor], list[Tensor]] | None = None
@@ -103,7 +105,7 @@ class Family(NamedTuple):
         encoder: names of the encoder's weights.
         heads: head -> names of its weights.
         tied: name of a weight -> name of the weight that it is a copy of.
-        optional: how names of ours begin that the encoder may lack; nothing: all are there.
+        optional: prefix of our names that an encoder may lack; empty if none may be missing.
     """
 
     name: str

@@ -30,7 +30,9 @@ class DocumentFile:
     Attributes:
         column: of a table, the one of the text; each row is a document.
         document: what ends a document of plain text: a BLANK line, or each LINE.
-        num_documents, without_text: counted while :meth:`read` reads; the second are rows of a table.
+        num_documents: counted by :meth:`read`.
+        without_text: rows of a table that have no text, counted by :meth:`read`.
+        form: the kind of file, for messages; set by :meth:`read`.
     """
 
     path: Path
@@ -38,14 +40,14 @@ class DocumentFile:
     document: str = BLANK
     num_documents: int = 0
     without_text: int = 0
-    form: str = ""  # the kind, for people, once it was read
+    form: str = ""
 
     def read(self, on_read: OnRead = ignore) -> Iterator[bytes]:
         """Yield the documents in order, and print at the end how many there are, and what was left out."""
         self.num_documents = self.without_text = 0
         table = None if kind_of(self.path) == TEXT else TableFile(self.path, on_read=on_read)
         self.form = TEXT if table is None else table.form
-        for document in self._of_text(on_read) if table is None else self._of_table(table):
+        for document in self._read_text(on_read) if table is None else self._read_table(table):
             self.num_documents += 1
             yield document
         if not self.num_documents:
@@ -57,15 +59,15 @@ class DocumentFile:
             print_counts(self.path, self.num_documents, "documents", left_out)
 
     def print_first(self) -> None:
-        """Print the kind and the first document; refuse what has none."""
+        """Print the kind and the first document; raise UserError if there is none."""
         document = next(self.read())
         is_text = self.form == TEXT
-        divided = f"{TEXT}, a document a line" if self.document == LINE else f"{TEXT}, blank lines between documents"
+        form = f"{TEXT}, a document a line" if self.document == LINE else f"{TEXT}, blank lines between documents"
         paragraphs = document.decode("utf-8").removesuffix("\n").split("\n")
         columns = [] if is_text else [self.column]
-        print_first(self.path, divided if is_text else self.form, columns, " ¶ ".join(paragraphs))
+        print_first(self.path, form if is_text else self.form, columns, " ¶ ".join(paragraphs))
 
-    def _of_text(self, on_read: OnRead) -> Iterator[bytes]:
+    def _read_text(self, on_read: OnRead) -> Iterator[bytes]:
         document, start = bytearray(), 0  # a list of many short paragraphs would take many times their size
         for number, line in read_lines(self.path, on_read):
             for text in clean_lines(line.rstrip("\r\n")):
@@ -79,7 +81,7 @@ class DocumentFile:
         if document:
             yield bytes(document)
 
-    def _of_table(self, table: TableFile) -> Iterator[bytes]:
+    def _read_table(self, table: TableFile) -> Iterator[bytes]:
         require_columns(table, [self.column], "choose one with --text-column")
         for number, row in table.rows([self.column]):
             text = row[self.column]

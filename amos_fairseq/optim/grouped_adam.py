@@ -122,14 +122,15 @@ class GroupedAdam(FairseqOptimizer):
     def load_state_dict(self, state_dict: dict[str, Any], optimizer_overrides: dict[str, Any] | None = None) -> None:
         """Load moments, counters and rate from a checkpoint; betas, epsilon and both decays come from the current flags.
 
-        A scheduler with its own rate sets it again. ``optimizer_overrides`` (``--optimizer-overrides``) are applied last.
+        A scheduler that computes its own rate overwrites the saved one. ``optimizer_overrides`` (``--optimizer-overrides``) are
+        applied last.
         """
         overrides = dict(optimizer_overrides or {})
-        here = [len(group["params"]) for group in self.param_groups]
-        saved = [len(group["params"]) for group in state_dict["param_groups"]]
-        if here != saved:
+        sizes = [len(group["params"]) for group in self.param_groups]
+        saved_sizes = [len(group["params"]) for group in state_dict["param_groups"]]
+        if sizes != saved_sizes:
             raise UserError(
-                f"the checkpoint's optimizer has groups of {saved} parameters, this run's of {here}: keep "
+                f"the checkpoint's optimizer has groups of {saved_sizes} parameters, this run's of {sizes}: keep "
                 "--decay-all-parameters, --freeze-encoder, the model, and whether there is a --layer-wise-lr-decay and a "
                 "--discriminator-lr-scale or --encoder-lr-scale as they were, or give --reset-optimizer"
             )
@@ -138,8 +139,8 @@ class GroupedAdam(FairseqOptimizer):
         # A parameter that had no gradient in some updates has counted fewer.
         counts = [int(state["step"]) for state in self.optimizer.state.values() if "step" in state]
         self._num_steps = max(counts, default=0)
-        leading = self.param_groups[0]
-        lr = overrides.pop("lr", leading["lr"] / leading.get("lr_scale", 1.0))  # fairseq's own adam has none
+        first_group = self.param_groups[0]
+        lr = overrides.pop("lr", first_group["lr"] / first_group.get("lr_scale", 1.0))  # fairseq's own adam has none
         for group, settings in zip(self.param_groups, flags, strict=True):
             group.update(settings | overrides)
         self.set_lr(lr)
@@ -155,7 +156,7 @@ def parameter_groups(
 ) -> list[dict[str, Any]]:
     """Group parameters by their marks, from the heads down, at each depth the decayed ones first.
 
-    Without layer-wise decay the depth does not separate groups. The order inside a group is the given one. ``lr_scale`` is
+    Without layer-wise decay the depth does not separate groups. A group keeps the order of ``params``. ``lr_scale`` is
     a group's share of the learning rate.
     """
     by_mark: dict[ParameterGroup, list[nn.Parameter]] = {}

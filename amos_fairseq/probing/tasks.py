@@ -2,7 +2,7 @@
 
 {"text": "The cat sat .", "raw_text": "The cat sat.", "targets": [{"span1": [1, 2], "span2": [2, 3], "label": "nsubj"}]}
 
-Spans count the whitespace-separated words of ``text`` from 0, without their end. ``span2`` is absent in tasks of one span.
+A span is [start, end) in the whitespace-separated words of ``text``, counted from 0. ``span2`` is absent in tasks of one span.
 ``label`` is a string, or a list of the labels that hold, which may be empty. ``raw_text``, which may be absent, is what a
 model reads: the same words with other spaces between them. Other keys are ignored.
 """
@@ -48,14 +48,14 @@ Splits = dict[str, list[Record]]
 
 
 class Target(NamedTuple):
-    """One or two spans of words, each (start, end) without its end, and the labels that hold."""
+    """One or two spans of words, each (start, end) with an exclusive end, and the labels that hold."""
 
     spans: tuple[Span, ...]
     labels: tuple[str, ...]
 
 
 class AnnotatedText(NamedTuple):
-    """A text, and what is to be predicted about it; the targets may be none. ``spaces``: as in ``Tokenizer.encode_words``."""
+    """A text, and what is to be predicted about it; ``targets`` may be empty. ``spaces``: as in ``Tokenizer.encode_words``."""
 
     words: list[str]
     targets: list[Target]

@@ -64,7 +64,7 @@ class Panel:
     key: str
     y_limits: tuple[float | None, float | None] = (None, None)
     reference: tuple[float, str] | None = None
-    reference_key: tuple[str, str] | None = None  # the same, with a value that validation logs instead of a number
+    reference_key: tuple[str, str] | None = None  # (key, label): the reference is a value that validation logs
     training_only: bool = False  # fairseq logs a "wps" of validation too, which is another quantity
 
     @property
@@ -124,12 +124,12 @@ def read_curves(save_dirs: Sequence[str | Path]) -> list[RunCurves]:
 def read_log(save_dir: Path) -> dict[str, dict[str, Curve]]:
     """Return all logged values by split and key. Of several validation subsets the first is ``valid``."""
     curves: dict[str, dict[str, Curve]] = {}
-    drawn, left_out = "", set()
+    drawn_subset, left_out = "", set()
     for record in read_records(save_dir):
         update, subset = record.pop("update"), record.pop("split")
         if subset != "train":
-            drawn = drawn or subset
-            if subset != drawn:  # another text
+            drawn_subset = drawn_subset or subset
+            if subset != drawn_subset:  # another text
                 left_out.add(subset)
                 continue
         split = curves.setdefault("train" if subset == "train" else "valid", {})
@@ -139,7 +139,7 @@ def read_log(save_dir: Path) -> dict[str, dict[str, Curve]]:
             split[key].updates.append(update)
             split[key].values.append(math.nan if value is None else float(value))
     if left_out:
-        print(f"{save_dir}: of the validation subsets {drawn} is drawn; left out: {', '.join(sorted(left_out))}")
+        print(f"{save_dir}: the validation subset {drawn_subset} is drawn; left out: {', '.join(sorted(left_out))}")
     return curves
 
 
@@ -232,7 +232,10 @@ def _add_legend(figure: Figure, runs: Sequence[RunCurves]) -> None:
 
 
 def loss_distributions(panels: dict[str, dict[str, np.ndarray]]) -> Figure:
-    """Draw a histogram and the mean of groups of losses [N], which are not negative; by title and label."""
+    """Draw a panel per title with a histogram and the mean of each group of losses, [N], not negative.
+
+    ``panels``: title -> label of the group -> losses.
+    """
     figure, axes = figure_of_panels(len(panels), 2)
     largest = max((losses.max() for groups in panels.values() for losses in groups.values() if len(losses)), default=1)
     bins = np.linspace(0, largest, NUM_BINS + 1)

@@ -30,7 +30,7 @@ from amos_fairseq.run.metrics_file import FILE_NAME
 
 LAST_CHECKPOINT = "checkpoint_last.pt"
 SEED = 1  # of the masked positions and the sampled tokens
-MASKED_TOKENS = 4096  # of each depth, on which its losses are computed
+MASKED_TOKENS = 4096  # on which the losses of each depth are computed
 
 
 @dataclass
@@ -47,7 +47,7 @@ class Run:
     tokens_per_update: int | None = None  # of full blocks, <s> included
     flops_per_update: int | None = None  # products of matrices in the forward and backward pass, by amos flops
     checkpoint_updates: int = 0  # of the checkpoint that losses and inspections were computed with
-    setup: str = ""  # how replacements are made, such as "learned mixture of depths 4, 6, 8"; none are in MLM
+    setup: str = ""  # how replacements are made, such as "learned mixture, depths 4, 6, 8"; empty for MLM
     losses: list[DepthLosses] = field(default_factory=list)
     inspections: list[Inspection] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)  # why something of this run is not shown
@@ -95,10 +95,10 @@ def add_checkpoint(run: Run, text: str | None, sentences: Sequence[str], device:
     state = read_state(file)
     loaded = restore_checkpoint(file, state)
     run.num_updates = max(run.num_updates, loaded.num_updates)
-    with contextlib.suppress(ValueError):  # of a checkpoint without its time
+    with contextlib.suppress(ValueError):  # the checkpoint has no training time
         run.seconds = training_seconds_of(state)
     if not isinstance(loaded.model, PretrainingModel):
-        run.notes.append(f"{run.name} is fine-tuned: its curves are shown, and of its OUT the scores")
+        run.notes.append(f"{run.name} is fine-tuned: its curves are shown; give its OUT to see the scores")
         return
     run.checkpoint_updates = loaded.num_updates
     with contextlib.suppress(UserError):  # imported weights have no settings of a run
@@ -124,7 +124,7 @@ def noted_errors(run: Run) -> Iterator[None]:
 
 def add_cost(run: Run, cfg: DictConfig, vocabulary_size: int) -> None:
     run.cfg = cfg
-    if cfg.optimization.max_update == 0:  # of a budget of time; the cost of an update is that of a run with an end
+    if cfg.optimization.max_update == 0:  # a run with a time budget: as if it ended at this update
         cfg.optimization.max_update = run.checkpoint_updates
         if OmegaConf.select(cfg, "lr_scheduler.minutes"):
             cfg.lr_scheduler.minutes = 0.0

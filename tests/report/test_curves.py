@@ -46,7 +46,7 @@ def test_one_of_several_validation_subsets_is_drawn(tmp_path, capsys):
     write(tmp_path, record("valid", 10), record("test", 10, rtd_auc=0.9), record("valid", 20))
     curves = plotting.read_log(tmp_path)
     assert (curves["valid"]["rtd_auc"].updates, curves["valid"]["rtd_auc"].values) == ([10, 20], [0.6, 0.6])
-    assert "of the validation subsets valid is drawn; left out: test" in capsys.readouterr().out
+    assert "the validation subset valid is drawn; left out: test" in capsys.readouterr().out
 
 
 def test_unigram_entropy_is_a_line_for_each_text(save_dir, tmp_path):

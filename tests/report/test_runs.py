@@ -24,7 +24,7 @@ def test_what_is_not_shown_is_said(tmp_path):
     fine_tuned = write_run(tmp_path / "fine_tuned", "electra", classes=2)
     moved = write_run(tmp_path / "moved", task={"data": str(tmp_path / "absent")})
     (first, second) = read_runs([fine_tuned, moved])
-    assert first.notes == ["fine_tuned is fine-tuned: its curves are shown, and of its OUT the scores"]
+    assert first.notes == ["fine_tuned is fine-tuned: its curves are shown; give its OUT to see the scores"]
     path = f"{tmp_path}/absent/valid"
     assert len(second.notes) == 2
     advices = ("give a text with --sentence", "give a held-out text with --text FILE")
