@@ -202,7 +202,7 @@ def predict_answers(
         example = windows.window(index).example
         spans[example] += best
         null_scores[example].append(null_score)
-    decoded, squad, compares_null = {}, windows.squad, model.span_head.kind == "independent"
+    decoded, squad, compares_null = {}, windows.squad, model.span_head.compares_null
     for index, example in enumerate(squad.examples):
         text, offsets = squad.texts[example.context], squad.offsets(example.context)
         decoded[example.id] = decode_question(

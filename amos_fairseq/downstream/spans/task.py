@@ -65,6 +65,7 @@ class IndependentSpanHead(nn.Module):
     """
 
     kind = "independent"
+    compares_null = True  # the null score is on the scale of the scores of spans
 
     def __init__(self, width: int, beam: int = 20, transform: nn.Module | None = None):
         """``beam``: the number of starts, and of ends, that are combined at inference (BERT's n_best_size)."""
@@ -111,6 +112,7 @@ class JointSpanHead(nn.Module):
     """
 
     kind = "joint"
+    compares_null = False  # the null score is a logit of a classifier
 
     def __init__(self, width: int, dropout: float, layer_norm_eps: float, num_starts: int = 5, num_ends: int = 5):
         """``num_starts`` x ``num_ends``: the beam (XLNet's start_n_top and end_n_top; ELECTRA uses 20)."""

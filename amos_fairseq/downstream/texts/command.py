@@ -21,7 +21,7 @@ from amos_fairseq.downstream.texts.dataset import (
 )
 from amos_fairseq.downstream.texts.labeling import label_table, predict_logits, spell_predictions
 from amos_fairseq.downstream.texts.prepare import NAME, prepare_inside
-from amos_fairseq.downstream.texts.scores import SCORES, predictions_of, text_scores
+from amos_fairseq.downstream.texts.scores import HEADINGS, SCORES, predictions_of, text_scores
 from amos_fairseq.experiments.benchmark import (
     Benchmark,
     BenchmarkTask,
@@ -220,10 +220,6 @@ class TextBenchmark(Benchmark):
             split_scores = data.score(predictions, labels)
             scores |= {f"{name}{suffix}": value for name, value in split_scores.items()}
         return scores
-
-
-HEADINGS = {"accuracy": "accuracy", "micro_f1": "micro-F1", "macro_f1": "macro-F1", "matthews": "Matthews"}
-HEADINGS |= {"spearman": "Spearman", "pearson": "Pearson", "mse": "MSE"}
 
 
 def main(args: argparse.Namespace) -> None:

@@ -13,6 +13,9 @@ SCORES = {
     "labels": ("micro_f1", "macro_f1"),
     "number": ("spearman", "pearson", "mse"),
 }
+# In tables.
+HEADINGS = {"accuracy": "accuracy", "f1": "F1", "micro_f1": "micro-F1", "macro_f1": "macro-F1", "matthews": "Matthews"}
+HEADINGS |= {"spearman": "Spearman", "pearson": "Pearson", "mse": "MSE"}
 
 
 def average_score(scores: Mapping[str, float], averaged: Collection[str]) -> float:

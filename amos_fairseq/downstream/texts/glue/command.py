@@ -14,7 +14,7 @@ import numpy as np
 from scipy.special import softmax
 
 from amos_fairseq.checkpoints.read import LoadedCheckpoint, load_checkpoint
-from amos_fairseq.downstream.texts.command import HEADINGS, TextBenchmark, TextData, read_text_data
+from amos_fairseq.downstream.texts.command import TextBenchmark, TextData, read_text_data
 from amos_fairseq.downstream.texts.glue.prepare import prepare_glue_inside
 from amos_fairseq.downstream.texts.glue.tasks import (
     AVERAGED,
@@ -29,6 +29,7 @@ from amos_fairseq.downstream.texts.glue.tasks import (
     is_test,
     tasks_in,
 )
+from amos_fairseq.downstream.texts.scores import HEADINGS
 from amos_fairseq.downstream.texts.task import ANNEALED, gold_weight_of
 from amos_fairseq.errors import UserError
 from amos_fairseq.experiments import SAMPLING_EXPONENT
