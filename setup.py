@@ -16,7 +16,18 @@ setup(
     long_description_content_type="text/markdown",
     license="MIT",
     project_urls={"AMOS (paper)": "https://openreview.net/forum?id=sX3XaHwotOg"},
-    keywords=["pretraining", "text encoder", "AMOS", "ELECTRA", "TEAMS", "Electric", "BERT", "fairseq"],
+    keywords=[
+        "AMOS",
+        "ELECTRA",
+        "TEAMS",
+        "Electric",
+        "BERT",
+        "text encoder",
+        "fairseq",
+        "sentencepiece",
+        "fastBPE",
+        "apex",
+    ],
     classifiers=[
         "Development Status :: 4 - Beta",
         "Environment :: Console",
@@ -84,6 +95,7 @@ setup(
         # Tables as Parquet and as folders of datasets, GLUE. Older versions run code of a file's schema (CVE-2023-47248).
         "data": ["pyarrow>=14.0.1", "datasets"],
         "docs": ["mkdocs>=1.6", "mkdocs-material>=9", "mkdocstrings[python]>=0.26"],
+        "fastbpe": ["fastBPE==0.1.0"],  # a test compares with it; compiled by Cython, so with --no-build-isolation
         "completion": ["argcomplete>=3"],  # eval "$(register-python-argcomplete amos)" in the shell's start file
         "wandb": ["wandb"],
         "submitit": ["hydra-submitit-launcher"],

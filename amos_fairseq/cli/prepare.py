@@ -54,6 +54,8 @@ def with_kind(arguments: Sequence[str]) -> list[str]:
 def run(arguments: argparse.Namespace) -> None:
     if "out" not in arguments:
         arguments.parser.error("give the output directory, as OUT or by --out DIR")
+    if arguments.kind == TEXT and arguments.vocabulary is not None and arguments.tokenizer is None:
+        arguments.parser.error("--vocabulary is that of fastBPE's codes: give these, too, by --tokenizer")
     arguments.out = Path(arguments.out)
     name, repeated = KINDS[arguments.kind]
     with root_logger_kept():
@@ -100,8 +102,12 @@ repeated."""
     add("--text-column", metavar="NAME", default=TEXT_COLUMN, help=text)
     add("--document", choices=(BLANK, LINE), default=BLANK, help="what ends a document of plain text")
     add("--out", required=True, type=Path, metavar="DIR", help="output directory; its path must not contain a colon")
-    text = "use an existing one: a tokenizer directory of a corpus or run, or one with a Hugging Face tokenizer.json"
-    add("--tokenizer", type=Path, metavar="DIR", help=text)
+    text = (
+        "use an existing one: a SentencePiece model, fastBPE's codes, tokenizer.json, vocab.json beside merges.txt, vocab.txt, "
+        "or the tokenizer directory of a corpus, a run or Hugging Face; it is tried on the first lines of each input"
+    )
+    add("--tokenizer", type=Path, metavar="TOKENIZER", help=text)
+    add("--vocabulary", type=Path, metavar="FILE", help="the vocabulary of fastBPE's codes, as its getvocab writes it")
     text = f"pieces to learn, without special symbols (default: {DEFAULT_VOCAB_SIZE})"
     add("--vocab-size", type=number(int, 1, LARGEST_VOCABULARY), metavar="N", help=text)
     text = (

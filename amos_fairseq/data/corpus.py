@@ -30,13 +30,16 @@ from amos_fairseq.files import (
     whole_folder,
 )
 from amos_fairseq.text import MASK_SYMBOL
-from amos_fairseq.text.tokenization import load_tokenizer
+from amos_fairseq.text.tokenization import load_tokenizer, read_tokenizer
 from amos_fairseq.text.tokenization.tokenizer import Tokenizer
 from amos_fairseq.untrusted import read_json
 
 logger = logging.getLogger(__name__)
 
 _INDEX_HEADER = struct.Struct("<9sQBQ")  # magic, version, dtype, number of lines
+# Symbols that fairseq-preprocess adds, to a multiple of 8; the first lines that a tokenizer is tried on, of which it may
+# encode some otherwise: text that was decoded has no repeated spaces.
+_PADDING, _TRIED_LINES, _MOST_DIFFERENT = "madeupword", 1000, 0.05
 _BINARIZE_AGAIN = "copy the files again, or remove them and repeat amos prepare"
 
 # Read at once when counting, a few tens of MB: enough that the counting, not the loop, takes the time.
@@ -128,6 +131,39 @@ def verify_files(data: Sequence[Path]) -> int:
             if not path.is_file() or file_sha256(path, bar.update) != expected:
                 raise UserError(f"{path} is missing, or not the file that amos prepare wrote: {_BINARIZE_AGAIN}")
     return size
+
+
+def add_tokenizer(directories: list[Path], source: Path, vocabulary_file: Path | None = None) -> str:
+    """Write ``tokenizer`` into the first directory of a corpus of fairseq-preprocess; return how well it fits.
+
+    Pieces that ``dict.txt`` lacks are ``<unk>``. Raises :class:`UserError` where the corpus has a tokenizer, or the lines of
+    the text, decoded to text and encoded again, are mostly other ones.
+    """
+    target = directories[0] / TOKENIZER_DIRECTORY
+    if _find_tokenizer(directories, None) is not None:
+        raise UserError(f"{target} exists: the corpus has its tokenizer")
+    tokenizer, vocabulary = read_tokenizer(source, vocabulary_file, []), Vocabulary.of_corpus(directories, None)
+    dictionary, text = vocabulary.load_dictionary(), open_lines(str(directories[0] / "train"), _BINARIZE_AGAIN)
+    symbols = [symbol for symbol in dictionary.symbols[dictionary.nspecial : -1] if not symbol.startswith(_PADDING)]
+    pieces = set(tokenizer.dictionary_symbols)
+    others = [symbol for symbol in symbols if symbol not in pieces]
+    tokenizer.use_dictionary_of_corpus(vocabulary.dictionary_file)
+    lines = [
+        [dictionary[index] for index in text[number].tolist()[:-1]] for number in range(min(len(text), _TRIED_LINES))
+    ]
+    lines = [line for line in lines if line and dictionary.unk_word not in line and pieces.issuperset(line)]
+    different = [line for line in lines if tokenizer.encode(tokenizer.decode(line)) != line]
+    file, equal = vocabulary.dictionary_file, len(lines) - len(different)
+    fit = (
+        f"{len(symbols) - len(others):,} of the {len(symbols):,} symbols of {file} are pieces of {source}, and {equal:,} of "
+        f"{len(lines):,} lines of the text are encoded as they are there"
+    )
+    if len(different) > _MOST_DIFFERENT * len(lines) or not lines:
+        shown = f", first {' '.join(different[0])[:100]!r}" if different else ""
+        raise UserError(f"{fit}{shown}: give the tokenizer that encoded this text")
+    with whole_folder(target) as unfinished:
+        tokenizer.save(unfinished)
+    return f"{fit}; it is now in {target}"
 
 
 class MappedBlocks(torch.utils.data.Dataset):

@@ -54,11 +54,13 @@ class TokenIds(NamedTuple):
         ids: [dictionary size] int64, the id of each of our rows, -1 where there is no token for it.
         num_rows: number of vocabulary rows of the folder's model.
         special_ids: fairseq's symbol -> its id, or None if it has none.
+        unknown_ids: those of pieces that are ``<unk>`` here, because the dictionary of the corpus lacks them.
     """
 
     ids: Tensor
     num_rows: int
     special_ids: dict[str, int | None]
+    unknown_ids: tuple[int, ...] = ()
 
 
 def write_tokenizer(folder: Path, loaded: LoadedCheckpoint, family: str, max_length: int) -> TokenIds:
@@ -96,8 +98,9 @@ def _write_fast_tokenizer(
     # transformers 5 writes its new names, with which transformers 4 cannot load the folder; both know the former names.
     former = {"additional_special_tokens": list(tokenizer.protected)} if tokenizer.protected else {}
     _add_to_json(folder / TOKENIZER_CONFIG_FILE, tokenizer_class="PreTrainedTokenizerFast", **former)
-    num_rows = max(library.get_vocab(with_added_tokens=True).values()) + 1
-    return TokenIds(ids, num_rows, {symbol: library.token_to_id(token) for symbol, token in special_tokens.items()})
+    all_ids = library.get_vocab(with_added_tokens=True).values()
+    special_ids = {symbol: library.token_to_id(token) for symbol, token in special_tokens.items()}
+    return TokenIds(ids, max(all_ids) + 1, special_ids, tuple(sorted({*all_ids} - {*ids.tolist()})))
 
 
 def _write_tokenizer_with_code(
@@ -228,7 +231,11 @@ def write_model(folder: Path, part: Part, rows: TokenIds) -> int:
     else:
         import transformers as classes
     model = getattr(classes, part.class_name)(config)
-    state = to_hugging_face(part.family, part.head, in_their_rows(part.weights, rows.ids, rows.num_rows))
+    weights = in_their_rows(part.weights, rows.ids, rows.num_rows)
+    if rows.unknown_ids and rows.special_ids.get(UNK) is not None:
+        embedding = weights["embed_tokens.weight"]
+        embedding[list(rows.unknown_ids)] = embedding[rows.special_ids[UNK]].clone()
+    state = to_hugging_face(part.family, part.head, weights)
     if not part.head.has_class and getattr(model, "pooler", None) is not None:
         width = part.shape.width
         identity = {"pooler.dense.weight": torch.eye(width), "pooler.dense.bias": torch.zeros(width)}

@@ -77,6 +77,7 @@ def compare_token_ids(tokenizer: "PreTrainedTokenizerBase", loaded: LoadedCheckp
     """Compare the ids of texts, alone and in pairs, whole and truncated; return how well they agree."""
     tokenizer_here = loaded.tokenizer
     spelled = spelled_token_found(tokenizer_here)
+    known = set(ids.tolist())  # any other has the embedding of <unk>
     texts = [(text, tokenizer_here.ids_of(tokenizer_here.encode(text))) for text in texts_to_compare(tokenizer_here)]
     inputs = [(text,) for text in texts]
     # transformers ignores an empty second text.
@@ -88,6 +89,7 @@ def compare_token_ids(tokenizer: "PreTrainedTokenizerBase", loaded: LoadedCheckp
             # Spelled special tokens are text, as on our side, but for protected ones.
             split = not any(map(tokenizer_here.spells_protected, words))
             theirs = tokenizer(*words, split_special_tokens=split, verbose=False, **truncation)["input_ids"]
+            theirs = [token if token in known else tokenizer.unk_token_id for token in theirs]
             if ours != theirs:
                 first = next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), 0)
                 here, there = (tokenizer.convert_ids_to_tokens(side[first : first + 6]) for side in (ours, theirs))

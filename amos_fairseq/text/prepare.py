@@ -65,7 +65,8 @@ from amos_fairseq.text.split import (
     split_corpus,
     text_file,
 )
-from amos_fairseq.text.tokenization import load_tokenizer
+from amos_fairseq.text.tokenization import load_tokenizer, read_tokenizer
+from amos_fairseq.text.tokenization.conversion import check_on_text
 from amos_fairseq.text.tokenization.exported import export_obstacle
 from amos_fairseq.text.tokenization.tokenizer import SPACE, SPECIAL_SYMBOLS, Tokenizer
 from amos_fairseq.text.vocabulary import learn_tokenizer
@@ -79,6 +80,7 @@ ADVICE = (
     "give a larger --vocab-size or --sample-megabytes",
 )
 _LIBRARIES = ("fairseq-fixed", "sentencepiece", "tokenizers")
+TRIED_LINES = 500  # of each input, by a given tokenizer
 RARE_CHARACTER = "\U0001242b"  # a numeral in cuneiform, which no vocabulary has but as bytes
 
 
@@ -311,9 +313,11 @@ def _settings(arguments: argparse.Namespace) -> CorpusSettings:
 def _read_tokenizer(arguments: argparse.Namespace, protected: list[str]) -> Tokenizer:
     if arguments.vocab_size is not None or arguments.cased is not None:
         raise UserError("--tokenizer determines pieces and case: leave out --vocab-size, --cased and --uncased")
-    tokenizer = load_tokenizer(arguments.tokenizer)
+    lines = _first_lines(arguments)
+    tokenizer = read_tokenizer(arguments.tokenizer, arguments.vocabulary, lines)
     if protected:
         tokenizer = tokenizer.with_protected(protected)
+    check_on_text(tokenizer, lines)
     # What would otherwise show after hours: no piece for unknown characters, no export.
     if not any(start < end for _, start, end in tokenizer.encode_with_offsets(RARE_CHARACTER)):
         say(
@@ -322,3 +326,13 @@ def _read_tokenizer(arguments: argparse.Namespace, protected: list[str]) -> Toke
     if obstacle := export_obstacle(tokenizer):
         say(f"WARNING: amos export will refuse models with {arguments.tokenizer}: {obstacle}")
     return tokenizer
+
+
+def _first_lines(arguments: argparse.Namespace) -> list[str]:
+    """Return the first ``TRIED_LINES`` lines of each input."""
+    lines = []
+    for path in arguments.text:
+        documents = DocumentFile(path, arguments.text_column, arguments.document).read()
+        of_file = (line for document in documents for line in document.decode("utf-8").rstrip("\n").split("\n"))
+        lines += itertools.islice(of_file, TRIED_LINES)
+    return lines

@@ -11,14 +11,13 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import sentencepiece
-import tokenizers
 from sentencepiece import sentencepiece_model_pb2
-from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
+from tokenizers import Regex, normalizers
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.text import MASK_SYMBOL
-from amos_fairseq.text.tokenization.fast_tokenizer import SENTENCEPIECE, FastTokenizer, frame_inputs
-from amos_fairseq.text.tokenization.tokenizer import SPACE, UNK, token_ids
+from amos_fairseq.text.tokenization.conversion import NORMAL, UNUSED, library_of_pieces
+from amos_fairseq.text.tokenization.fast_tokenizer import FastTokenizer
+from amos_fairseq.text.tokenization.tokenizer import SPACE
 
 # SentencePiece silently skips longer lines (its max_sentence_length).
 LONGEST_LINE_BYTES = 4192
@@ -32,7 +31,6 @@ PRINTABLE_ASCII = "".join(map(chr, range(0x21, 0x7F)))
 _NO_PIECE = "\t"  # in the place of a character without a piece: a symbol of the user's, which no learned piece contains
 _RESERVED = "\u2585"  # SentencePiece's own symbol for this, which it miscounts in a text
 _NOT_LEARNED = 2  # of its pieces: <unk> and _NO_PIECE
-_NORMAL = 1  # the type of a piece in sentencepiece_model.proto
 # Sets of SentencePiece's nmt rules, completed: all control characters, and every kind of space. The zero-width non-joiner, a
 # space in these rules, is kept: words of Persian contain it.
 _CONTROL = r"[\x00-\x08\x0e-\x1f\x7f\x{80}-\x{84}\x{86}-\x{9f}]"
@@ -157,32 +155,9 @@ def from_sentencepiece(
 
     ``protected``: tokens that come behind its pieces.
     """
-    proto = sentencepiece_model_pb2.ModelProto()
-    proto.ParseFromString(model)
-    scores = {piece.piece: piece.score for piece in proto.pieces if piece.type == _NORMAL}
-    ids, special_tokens = token_ids(list(dict.fromkeys([*scores, *protected])))
-    # SentencePiece makes one piece of a run of unknown characters, hence fuse_unk.
-    library = tokenizers.Tokenizer(models.BPE(ids, _merges(scores), unk_token=special_tokens[UNK], fuse_unk=True))
-    library.normalizer = normalizer
-    # Only the beginning of the text gets SentencePiece's first space, not the part after a <mask>.
-    library.pre_tokenizer = pre_tokenizers.Metaspace(replacement=SPACE, prepend_scheme="first", split=True)
-    library.decoder = decoders.Metaspace(replacement=SPACE, prepend_scheme="first")
-    for symbol, token in special_tokens.items():
-        # A space belongs to the word after it, so <mask>, which replaces a word, includes the space.
-        added = AddedToken(token, lstrip=symbol == MASK_SYMBOL, normalized=False, special=True)
-        library.add_special_tokens([added])
-    frame_inputs(library, special_tokens)
-    tokenizer = FastTokenizer(library.to_str(pretty=True).encode("utf-8"), special_tokens, SENTENCEPIECE)
+    proto = sentencepiece_model_pb2.ModelProto.FromString(model)
+    pieces = [piece for piece in proto.pieces if piece.type == NORMAL]
+    names = {piece.piece for piece in pieces}
+    markers = [proto.SentencePiece(piece=token, type=UNUSED) for token in protected if token not in names]
+    tokenizer = library_of_pieces(proto, [*pieces, *markers], normalizer)
     return tokenizer.with_protected(protected) if protected else tokenizer
-
-
-def _merges(scores: Mapping[str, float]) -> list[tuple[str, str]]:
-    """Return every way to join two pieces to a third in SentencePiece's order: best result, then longer first part, first."""
-    ways = [
-        (score, piece[:cut], piece[cut:])
-        for piece, score in scores.items()
-        for cut in range(1, len(piece))
-        if piece[:cut] in scores and piece[cut:] in scores
-    ]
-    ways.sort(key=lambda way: (way[0], len(way[1])), reverse=True)
-    return [(first, second) for _, first, second in ways]

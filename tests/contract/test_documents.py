@@ -182,7 +182,7 @@ def split_hydra(arguments: list[str]) -> tuple[dict[str, str], list[str]]:
 
 def test_amos_commands_are_accepted():
     given = [arguments for arguments in arguments_of("amos") if not {"...", "done"} & set(arguments)]  # parts, loops
-    spoken = "prepare recipes train adapt report classify glue squad tag parse probe export import score"
+    spoken = "prepare recipes train adapt report classify glue squad tag parse probe export import score verify"
     assert {arguments[0] for arguments in given} == set(spoken.split())
     for arguments in given:
         build_parser().parse_args(with_kind(arguments))  # exits for an unknown flag or a missing argument

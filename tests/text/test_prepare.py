@@ -20,7 +20,9 @@ from tokenizer_text import word_level_directory
 
 from amos_fairseq.cli.main import build_parser
 from amos_fairseq.cli.prepare import with_kind
+from amos_fairseq.data.corpus import add_tokenizer
 from amos_fairseq.downstream.texts.prepare import write_tables
+from amos_fairseq.errors import UserError
 from amos_fairseq.files import file_sha256
 from amos_fairseq.inputs.rows import Tables
 from amos_fairseq.text import split as text_split
@@ -187,6 +189,20 @@ def test_bytes_are_those_of_fairseq_preprocess(corpus, tmp_path, monkeypatch):
     preprocess.main(options.get_preprocessing_parser().parse_args([*files, *flags, "--workers", "1"]))
     written = {path.name: path.read_bytes() for path in (tmp_path / "fairseq").iterdir() if path.suffix != ".log"}
     assert written == {path.name: path.read_bytes() for path in shard.iterdir()}
+    folder, given = [tmp_path / "fairseq"], tmp_path / "given"
+    train_wordpiece(given, [paragraph for document in DOCUMENTS for paragraph in document])
+    with pytest.raises(UserError, match=r"of 0 lines of the text .*: give the tokenizer that encoded this text"):
+        add_tokenizer(folder, given)
+    assert not (folder[0] / "tokenizer").exists()
+    assert re.match(
+        r"(.*) of the \1 symbols .* and (.*) of \2 lines of the text", add_tokenizer(folder, out / "tokenizer")
+    )
+    sentence = DOCUMENTS[0][0]
+    assert load_tokenizer(folder[0] / "tokenizer").encode(sentence) == load_tokenizer(out / "tokenizer").encode(
+        sentence
+    )
+    with pytest.raises(UserError, match="the corpus has its tokenizer"):
+        add_tokenizer(folder, given)
 
 
 @pytest.mark.parametrize(
@@ -216,8 +232,9 @@ def documents(words, number=80, length=20):
     return [" ".join(draw.choices(words, k=length)) for _ in range(number)]
 
 
-def test_unknown_words(tmp_path, capsys):
+def test_unknown_words(tmp_path, capsys, monkeypatch):
     """A tokenizer of 60 of 66 events, of which each is a piece. The command that is printed is quoted for the shell."""
+    monkeypatch.setattr("amos_fairseq.text.tokenization.conversion.LARGEST_LOSS", 1.0)
     tokenizer, out = word_level_directory(tmp_path / "words", EVENTS[:60]), tmp_path / "a b's #1"
     (tmp_path / "text.txt").write_text("\n\n".join(documents(EVENTS)), encoding="utf-8")
     main([tmp_path / "text.txt", "--out", out, "--workers", "1", "--tokenizer", tokenizer])
@@ -232,8 +249,9 @@ def test_unknown_words(tmp_path, capsys):
     assert float(share) > 5
 
 
-def test_a_tokenizer_without_an_unknown_token_is_named(tmp_path, capsys):
+def test_a_tokenizer_without_an_unknown_token_is_named(tmp_path, capsys, monkeypatch):
     """A BPE of letters, which leaves the others out."""
+    monkeypatch.setattr("amos_fairseq.text.tokenization.conversion.LARGEST_LOSS", 1.0)
     folder = word_level_directory(tmp_path / "bpe", [*"abcdefghi"], absent=["[UNK]"])
     content = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
     content["model"] = {"type": "BPE", "vocab": content["model"]["vocab"], "merges": []}

@@ -9,17 +9,25 @@ from pathlib import Path
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import DICTIONARY_FILE, SETTINGS_FILE
+from amos_fairseq.text.tokenization.conversion import FASTBPE, FastBPETokenizer, convert
 from amos_fairseq.text.tokenization.fast_tokenizer import HUGGING_FACE, SENTENCEPIECE, FastTokenizer
 from amos_fairseq.text.tokenization.microsoft_tokenizer import MicrosoftAmosTokenizer
-from amos_fairseq.text.tokenization.tokenizer import COPY_AGAIN, Tokenizer, read_dictionary_symbols
+from amos_fairseq.text.tokenization.tokenizer import COPY_AGAIN, OF_CORPUS, Tokenizer, read_dictionary_symbols
 from amos_fairseq.untrusted import read_json
 
-__all__ = ["KINDS", "Tokenizer", "load_tokenizer"]
+__all__ = ["KINDS", "Tokenizer", "load_tokenizer", "read_tokenizer"]
 
 KINDS: dict[str, type[Tokenizer]] = {
     **dict.fromkeys((SENTENCEPIECE, HUGGING_FACE), FastTokenizer),
+    FASTBPE: FastBPETokenizer,
     MicrosoftAmosTokenizer.kind: MicrosoftAmosTokenizer,
 }
+
+
+def read_tokenizer(path: Path, vocabulary: Path | None, lines: list[str]) -> Tokenizer:
+    """Read a tokenizer of any form; ``vocabulary`` and ``lines`` as in :func:`convert`."""
+    tokenizer = convert(path, vocabulary, lines)
+    return load_tokenizer(path) if tokenizer is None else tokenizer
 
 
 def load_tokenizer(directory: str | Path) -> Tokenizer:
@@ -29,6 +37,8 @@ def load_tokenizer(directory: str | Path) -> Tokenizer:
         symbols = read_dictionary_symbols(directory / DICTIONARY_FILE)
         try:
             tokenizer = KINDS[settings["kind"]].from_files(directory, settings)
+            if settings.get(OF_CORPUS):
+                tokenizer.use_dictionary_of_corpus(directory / DICTIONARY_FILE)
             if symbols == tokenizer.dictionary_symbols:
                 return tokenizer
             problem = f"{DICTIONARY_FILE} is of another tokenizer"

@@ -48,7 +48,7 @@ ADD_UNKNOWN = "give one with a token for what its vocabulary lacks, such as [UNK
 # Every input needs these: <s> text </s>, padded.
 _REQUIRED = (BOS, PAD, EOS)
 # fairseq's symbol | names in Hugging Face's configuration files | usual spellings, both in order of preference
-_ROLES = (
+ROLES = (
     (BOS, ("cls_token", "bos_token"), ("[CLS]", "<s>")),
     (PAD, ("pad_token",), ("[PAD]", "<pad>")),
     (EOS, ("sep_token", "eos_token"), ("[SEP]", "</s>")),
@@ -82,6 +82,7 @@ class FastTokenizer(Tokenizer):
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self._tokenizer.encode_special_tokens = True
+        self.can_decode = self._tokenizer.decoder is not None
         self.special_tokens, self.protected = special_tokens, protected
         ids = self._tokenizer.get_vocab(with_added_tokens=True)
         special_ids = {ids[token]: symbol for symbol, token in special_tokens.items()}
@@ -100,7 +101,7 @@ class FastTokenizer(Tokenizer):
 
     @classmethod
     def from_files(cls, directory: Path, settings: dict[str, Any]) -> "FastTokenizer":
-        path = directory / cls.model_file
+        path = directory if directory.is_file() else directory / cls.model_file
         model = read_bytes(path, COPY_AGAIN)
         try:
             library = _parse(model)
@@ -113,7 +114,10 @@ class FastTokenizer(Tokenizer):
             special_tokens = settings.get("special_tokens") or find_special_tokens(directory, library)
             # Settings name all that is protected; without settings it is what the tokenizer.json calls special.
             protected = settings.get(_PROTECTED, []) if settings else find_markers(library, special_tokens)
-            return cls(model, special_tokens, settings.get("kind", HUGGING_FACE), protected)
+            tokenizer = cls(model, special_tokens, settings.get("kind", HUGGING_FACE), protected)
+            if not len(tokenizer):
+                raise ValueError("its vocabulary is empty")
+            return tokenizer
         except ValueError as error:
             raise UserError(f"{path} is not a usable tokenizer.json: {error}") from error
 
@@ -255,11 +259,13 @@ def find_special_tokens(directory: Path, tokenizer: tokenizers.Tokenizer) -> dic
     for name in _CONFIGURATION_FILES:
         configured = {**_configured_tokens(directory / name), **configured}
     vocabulary = tokenizer.get_vocab(with_added_tokens=True)
-    configured.setdefault("unk_token", getattr(tokenizer.model, "unk_token", None))
+    # What the model makes of unknown characters, whatever the files call so.
+    if unknown := _unknown_token(tokenizer):
+        configured["unk_token"] = unknown
     # MPNet's vocabulary also has BERT's [CLS], ... as ordinary pieces.
     added = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
     special_tokens: dict[str, str] = {}
-    for symbol, names, spellings in _ROLES:
+    for symbol, names, spellings in ROLES:
         usual = sorted(spellings, key=lambda spelling: spelling not in added)
         candidates = (*(configured.get(name) for name in names), *usual)
         token = next((token for token in candidates if token in vocabulary), None)
@@ -267,6 +273,12 @@ def find_special_tokens(directory: Path, tokenizer: tokenizers.Tokenizer) -> dic
         if token is not None and token not in special_tokens.values():
             special_tokens[symbol] = token
     return special_tokens
+
+
+def _unknown_token(tokenizer: tokenizers.Tokenizer) -> str | None:
+    model = json.loads(tokenizer.to_str())["model"]
+    index = model.get("unk_id")  # of unigrams, in place of a name
+    return model.get("unk_token") if index is None else model["vocab"][index][0]
 
 
 def find_markers(library: tokenizers.Tokenizer, special_tokens: dict[str, str]) -> list[str]:
@@ -278,7 +290,7 @@ def find_markers(library: tokenizers.Tokenizer, special_tokens: dict[str, str]) 
 def _configured_tokens(path: Path) -> dict[str, str | None]:
     content = read_json(path, "take it from the model again, or remove it", optional=True, **LAST_KEYS) or {}
     configured: dict[str, str | None] = {}
-    for name in (name for _, names, _ in _ROLES for name in names if name in content):
+    for name in (name for _, names, _ in ROLES for name in names if name in content):
         # A token is written as a string or as {"content": string, ...}.
         token = content[name].get("content") if isinstance(content[name], dict) else content[name]
         configured[name] = token if isinstance(token, str) else None

@@ -19,6 +19,7 @@ from amos_fairseq.untrusted import read_text
 
 BOS, PAD, EOS, UNK = "<s>", "<pad>", "</s>", "<unk>"
 SPECIAL_SYMBOLS = (BOS, PAD, EOS, UNK, MASK_SYMBOL)
+OF_CORPUS = "dictionary_of_corpus"  # in the settings, where it is
 SPACE = "▁"  # how SentencePiece writes a space in pieces
 
 # (piece, start, end): the piece covers the characters [start, end) of the line.
@@ -77,6 +78,9 @@ class Tokenizer(abc.ABC):
     model_file: ClassVar[str]
     # Markers such as [E1]: a text that spells one is that token, and it is special for all objectives.
     protected: Sequence[str] = ()
+    can_decode = True
+    # The dict.txt of a corpus of fairseq-preprocess, in its own order: a part of the pieces, and other symbols.
+    dictionary_of_corpus: bytes | None = None
 
     def __init__(self, vocabulary: list[str], cased: bool, model: bytes) -> None:
         self.cased = cased
@@ -125,7 +129,12 @@ class Tokenizer(abc.ABC):
         return self.encode_lines([line])[0]
 
     def settings(self) -> dict[str, Any]:
-        return {"kind": self.kind, "cased": self.cased}
+        of_corpus = {} if self.dictionary_of_corpus is None else {OF_CORPUS: True}
+        return {"kind": self.kind, "cased": self.cased, **of_corpus}
+
+    def use_dictionary_of_corpus(self, path: Path) -> None:
+        """Take the symbols of a corpus, in their order, instead of all pieces; a piece that is not among them is ``<unk>``."""
+        self.dictionary_symbols, self.dictionary_of_corpus = read_dictionary_symbols(path), path.read_bytes()
 
     def save(self, directory: str | Path) -> None:
         """Write settings, model file and ``dict.txt`` into ``directory``; each file is written atomically."""
@@ -133,11 +142,11 @@ class Tokenizer(abc.ABC):
         directory.mkdir(parents=True, exist_ok=True)
         settings = json.dumps(self.settings(), indent=2, sort_keys=True, ensure_ascii=False) + "\n"
         # fairseq sorts a dictionary that it builds from text by count. This one keeps the tokenizer's order, so all are 1.
-        dictionary = "".join(f"{symbol} 1\n" for symbol in self.dictionary_symbols)
+        dictionary = "".join(f"{symbol} 1\n" for symbol in self.dictionary_symbols).encode("utf-8")
         # The settings are written last: a directory that has them is complete.
         for name, content in (
             (self.model_file, self.model),
-            (DICTIONARY_FILE, dictionary.encode("utf-8")),
+            (DICTIONARY_FILE, self.dictionary_of_corpus or dictionary),
             (SETTINGS_FILE, settings.encode("utf-8")),
         ):
             with whole_file(str(directory / name)) as unfinished:

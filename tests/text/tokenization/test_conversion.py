@@ -4,8 +4,14 @@ Thousands of random texts and difficult ones, on both ways that the file is used
 own dictionary; and the library with whole texts, as Hugging Face's clients call it.
 """
 
+import contextlib
+import gzip
+import itertools
+import json
+import lzma
 import os
 import random
+import re
 import unicodedata
 from collections.abc import Callable
 from typing import NamedTuple
@@ -13,9 +19,17 @@ from typing import NamedTuple
 import pytest
 import sentencepiece
 from fairseq.data import Dictionary
-from tokenizer_text import ALPHABETS, HOSTILE, random_texts, train_bpe
+from sentencepiece import sentencepiece_model_pb2
+from tiny_runs import ROOT
+from tokenizer_text import ALPHABETS, HOSTILE, hugging_face_directory, random_texts, train_bpe
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
+from amos_fairseq.errors import UserError
+from amos_fairseq.text.tokenization import load_tokenizer
+from amos_fairseq.text.tokenization.conversion import check_on_text, convert
+from amos_fairseq.text.tokenization.exported import exported_tokenizer
 from amos_fairseq.text.tokenization.fast_tokenizer import FastTokenizer
+from amos_fairseq.text.tokenization.tokenizer import spell_piece, unspell_piece
 from amos_fairseq.text.vocabulary import from_sentencepiece, learn_tokenizer, sentencepiece_rules, train_sentencepiece
 
 # The standard is no wrong id in 3,000 texts of each alphabet.
@@ -126,3 +140,225 @@ def sentencepiece_of(lines: list[str], vocab_size: int, **settings) -> Learned:
     processor = sentencepiece.SentencePieceProcessor(model_proto=model)
     expected = lambda text: [index + 3 for index in processor.encode(normalizer.normalize_str(text))]  # noqa: E731
     return Learned(from_sentencepiece(model, normalizer), expected)
+
+
+WORDS = re.findall(
+    r"\S+", "the quick brown fox jumps over lazy dogs and İstanbul señor años 中国 日本 fix 12 3.5 <sep> don't ½ ﬁn"
+)
+TEXTS = [
+    *(" ".join(random.Random(seed).choices(WORDS, k=12)) for seed in range(400)),
+    "Cafe\u0301 na\u00efve; Vie\u0323\u0302t Việt, العربية, עברית ﾊﾟ",
+    "two  spaces\tand a tab \u3000 \u200b snow☃☃man ☃ \x07 control <sep>",
+]
+REAL = ROOT.parent / "shared" / "data"
+MODELS = {
+    "bpe": {"model_type": "bpe"},
+    "bpe identity": {"model_type": "bpe", "normalization_rule_name": "identity"},
+    "bpe bytes": {"model_type": "bpe", "byte_fallback": True, "vocab_size": 500},
+    "bpe user": {"model_type": "bpe", "user_defined_symbols": ["<sep>", "1", "fox"], "control_symbols": ["[CLS]"]},
+    "bpe nfkc": {"model_type": "bpe", "normalization_rule_name": "nfkc", "pad_id": 3, "bos_id": 1, "eos_id": 2},
+    "bpe spaces": {"model_type": "bpe", "remove_extra_whitespaces": False},
+    "unigram": {"model_type": "unigram", "unk_piece": "??"},
+    "unigram bytes": {"model_type": "unigram", "byte_fallback": True, "vocab_size": 500},
+    "unigram user": {"model_type": "unigram", "user_defined_symbols": ["<sep>", "1", "fox"]},
+}
+
+
+def real_lines() -> list[str]:
+    lines = []
+    if REAL.is_dir():
+        with gzip.open(REAL / "corpus" / "heldout.txt.gz", "rt", encoding="utf-8") as stream:
+            lines += itertools.islice((line.strip() for line in stream if line.strip()), 300)
+        for name in ("tr_imst-ud-dev", "zh_gsdsimp-ud-dev"):
+            with lzma.open(REAL / "ud" / f"{name}.conllu.xz", "rt", encoding="utf-8") as stream:
+                found = (line[9:].strip() for line in stream if line.startswith("# text = "))
+                lines += itertools.islice(found, 200)
+    return lines
+
+
+def expected_pieces(model: bytes, lines: list[str]) -> list[list[str]]:
+    """SentencePiece's own pieces; what it calls unknown is written as the text."""
+    processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+    known = {processor.id_to_piece(index) for index in range(len(processor)) if not processor.is_unknown(index)}
+    encoded = processor.encode(lines, out_type=str)
+    return [[spell_piece(piece) if piece in known else "<unk>" for piece in line] for line in encoded]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_sentencepiece_model_keeps_its_pieces(name, tmp_path):
+    """Also after saving and in the exported tokenizer, whose ids are those of dict.txt."""
+    lines = [*TEXTS, *real_lines()]
+    settings = {"vocab_size": 300, "hard_vocab_limit": False} | MODELS[name]
+    model = train_bpe(lines, **settings)
+    (tmp_path / "spm.model").write_bytes(model)
+    tokenizer = convert(tmp_path / "spm.model", None, lines)
+    expected = expected_pieces(model, lines)
+    tokenizer.save(tmp_path / "saved")
+    loaded = load_tokenizer(tmp_path / "saved")
+    exported = exported_tokenizer(loaded)
+    for line, pieces in zip(lines, expected, strict=True):
+        assert tokenizer.encode(line) == pieces, ascii(line)
+        assert loaded.encode(line) == pieces
+        ids = [loaded.hugging_face_ids[piece] for piece in pieces]
+        assert exported.encode(line).ids[1:-1] == ids
+    processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+    ordinary = [
+        processor.id_to_piece(index)
+        for index in range(len(processor))
+        if not processor.is_unknown(index) and not processor.is_control(index)
+    ]
+    assert list(map(unspell_piece, tokenizer.dictionary_symbols)) == ordinary
+
+
+def fastbpe(line: str, codes: list[tuple[str, str]], vocabulary: set[str]) -> list[str]:
+    """fastBPE's algorithm (process_bpe, limitVocab and decompose of fastBPE.hpp), naively."""
+    pieces = []
+    for word in filter(None, line.split(" ")):
+        parts = [*word[:-1], word[-1] + "</w>"]
+        while ranked := [codes.index(pair) for pair in itertools.pairwise(parts) if pair in codes]:
+            first, second = codes[min(ranked)]
+            merged: list[str] = []
+            while parts:
+                together = parts[:2] == [first, second]
+                merged.append("".join(parts[:2]) if together else parts[0])
+                parts = parts[2:] if together else parts[1:]
+            parts = merged
+        waiting = parts[::-1]
+        while waiting:
+            part = waiting.pop()
+            piece = part.removesuffix("</w>") if part.endswith("</w>") else part + "@@"
+            halves = next((pair for pair in codes if "".join(pair) == part), None)
+            if piece in vocabulary or halves is None:
+                pieces.append(piece if piece in vocabulary else "<unk>")
+            else:
+                waiting += [halves[1], halves[0]]
+    return pieces
+
+
+def test_fastbpe_codes_and_vocabulary(tmp_path):
+    """Half of the merged pieces are not in the vocabulary, and are divided again."""
+    library = Tokenizer(models.BPE(end_of_word_suffix="</w>"))
+    library.pre_tokenizer = pre_tokenizers.Split(" ", "removed")
+    trainer = trainers.BpeTrainer(vocab_size=150, end_of_word_suffix="</w>", show_progress=False)
+    library.train_from_iterator(TEXTS, trainer)
+    results: dict[str, tuple[str, str]] = {}
+    for first, second in json.loads(library.to_str())["model"]["merges"]:
+        results.setdefault(first + second, (first, second))
+    codes = list(results.values())
+    write = lambda name, lines: (tmp_path / name).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")  # noqa: E731
+    write("codes", (f"{first} {second} 1" for first, second in codes))
+    spelled = [part.removesuffix("</w>") if part.endswith("</w>") else part + "@@" for part in [*results][::2]]
+    spelled += [f"{letter}{mark}" for letter in "abdefghijklmnopqrstuvwxz" for mark in ("", "@@")]
+    vocabulary = list(dict.fromkeys(spelled))
+    write("vocab", (f"{piece} 1" for piece in vocabulary))
+    with pytest.raises(UserError, match="fastBPE's codes: give its vocabulary, too, by --vocabulary"):
+        convert(tmp_path / "codes", None, [])
+    convert(tmp_path / "codes", tmp_path / "vocab", []).save(tmp_path / "saved")
+    tokenizer = load_tokenizer(tmp_path / "saved")
+    assert tokenizer.dictionary_symbols == vocabulary
+    assert any(map(tokenizer.finds_special_token, TEXTS))
+    for text in TEXTS:
+        pieces = fastbpe(text, codes, set(vocabulary))
+        assert tokenizer.encode(text) == pieces
+        assert [piece for piece, _, _ in tokenizer.encode_with_offsets(text)] == pieces
+    assert tokenizer.decode(tokenizer.encode("the fox jumps")) == "the fox jumps"
+    with contextlib.suppress(ImportError):  # pip install --no-build-isolation 'amos_fairseq[fastbpe]'
+        import fastBPE
+
+        lines = [line for line in [*TEXTS, *real_lines()] if "  " not in line]
+        applied = fastBPE.fastBPE(str(tmp_path / "codes"), str(tmp_path / "vocab")).apply(lines)
+        known = {*vocabulary}
+        expected = [[piece if piece in known else "<unk>" for piece in line.split(" ")] for line in applied]
+        assert tokenizer.encode_lines(lines) == expected
+
+
+@pytest.mark.parametrize("kind", ["bytes", "wordpiece"])
+def test_files_of_the_tutorials(kind, sample, tmp_path):
+    """vocab.json with merges.txt, and vocab.txt, against the library that wrote them; a tokenizer.json of any name."""
+    folder = hugging_face_directory(tmp_path / kind, kind, sample)
+    library = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    lone = (folder / "tokenizer.json").rename(tmp_path / "mine.json")
+    library.model.save(str(folder))
+    read, by_file = convert(folder, None, []), convert(lone, None, [])
+    lines = sample.read_text(encoding="utf-8").splitlines()[:300]
+    assert read.encode_lines(lines) == by_file.encode_lines(lines)
+    assert read.dictionary_symbols == by_file.dictionary_symbols
+
+
+def unigram_of_bpe() -> FastTokenizer:
+    """A BPE model's pieces read as unigrams whose scores are the negative ids, as T5's class of transformers does."""
+    proto = sentencepiece_model_pb2.ModelProto.FromString(train_bpe(TEXTS, 300, hard_vocab_limit=False))
+    library = Tokenizer(models.Unigram([(piece.piece, piece.score) for piece in proto.pieces], 0))
+    library.pre_tokenizer, library.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    return FastTokenizer(library.to_str().encode(), {"<unk>": "<unk>"})
+
+
+def words_of(*words: str) -> FastTokenizer:
+    library = Tokenizer(
+        models.WordLevel({word: index for index, word in enumerate(["<unk>", *words])}, unk_token="<unk>")
+    )
+    library.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return FastTokenizer(library.to_str().encode(), {"<unk>": "<unk>"})
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (unigram_of_bpe, "pieces that the tokenizer itself divides, the first: '▁"),
+        (lambda: words_of("the", "fox"), "unknown pieces, the first: '"),
+        (lambda: library_of_nothing(), "lines without any piece"),
+    ],
+)
+def test_a_wrong_tokenizer_is_refused_with_a_count(make, message):
+    with pytest.raises(UserError, match=message):
+        check_on_text(make(), TEXTS)
+
+
+def library_of_nothing() -> FastTokenizer:
+    library = Tokenizer(models.BPE({"q": 0, "<s>": 1}, []))
+    library.normalizer = normalizers.Replace(Regex(r"[\s\S]"), "")
+    return FastTokenizer(library.to_str().encode(), {"<s>": "<s>"})
+
+
+@pytest.mark.parametrize(
+    ("text", "is_equal"), [("Vie\u0323\u0302t", True), ("\u0634\u064e\u0651", True), ("a\u0344 \ufb01\u0301", False)]
+)
+def test_accents_that_the_library_would_drop(text, is_equal, tmp_path):
+    """Decomposed Vietnamese needs them composed first, vocalized Arabic must not have them reordered."""
+    lines = [text, *TEXTS[:100]]
+    model = train_bpe([*lines, *"\u0301\u0308"], 300, hard_vocab_limit=False)
+    (tmp_path / "spm.model").write_bytes(model)
+    if is_equal:
+        assert convert(tmp_path / "spm.model", None, lines).encode_lines(lines) == expected_pieces(model, lines)
+    else:
+        with pytest.raises(UserError, match=r"no tokenizer\.json is known that gives the pieces of .* for the text 'a"):
+            convert(tmp_path / "spm.model", None, lines)
+
+
+def test_the_unknown_token_is_that_of_the_model(tmp_path):
+    """Whatever the files beside it call so."""
+    library = Tokenizer(models.Unigram([("<unk>", 0.0), ("▁", -1.0), ("a", -1.0), ("[UNK]", -9.0)], 0))
+    library.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "special_tokens_map.json").write_text('{"unk_token": "[UNK]"}')
+    assert load_tokenizer(tmp_path).special_tokens["<unk>"] == "<unk>"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"\x0a\xff\xff", "is not a SentencePiece model"),
+        (b"", "models of the types bpe and unigram are read"),
+        (b"a b\n", "is not a Sent"),
+    ],
+)
+def test_what_is_no_model_is_one_line(content, message, tmp_path):
+    (tmp_path / "spm.model").write_bytes(content)
+    with pytest.raises(UserError, match=message):
+        convert(tmp_path / "spm.model", None, [])
+
+
+def test_merges_that_are_none(tmp_path):
+    (tmp_path / "vocab.json").write_text('{"a": 0}')
+    (tmp_path / "merges.txt").write_text("a b c\n")
+    with pytest.raises(UserError, match=r"the vocabulary files in .* do not fit each other"):
+        convert(tmp_path / "vocab.json", None, [])

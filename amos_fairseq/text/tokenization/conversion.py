@@ -1,0 +1,314 @@
+"""Read the tokenizers that one has: SentencePiece's model, fastBPE's codes, and the files of Hugging Face's `tokenizers`.
+
+Each becomes a ``tokenizer.json`` once; all later steps read that. Every tokenizer is tried on text before it is believed.
+"""
+
+import itertools
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import sentencepiece
+import tokenizers
+from google.protobuf.message import DecodeError
+from sentencepiece import sentencepiece_model_pb2
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
+
+from amos_fairseq.errors import UserError
+from amos_fairseq.files import SETTINGS_FILE
+from amos_fairseq.text import LARGEST_VOCABULARY, MASK_SYMBOL
+from amos_fairseq.text.tokenization.fast_tokenizer import (
+    HUGGING_FACE,
+    ROLES,
+    SENTENCEPIECE,
+    FastTokenizer,
+    find_special_tokens,
+    frame_inputs,
+)
+from amos_fairseq.text.tokenization.tokenizer import (
+    SPACE,
+    SPECIAL_SYMBOLS,
+    UNK,
+    AlignedPiece,
+    Tokenizer,
+    spell_piece,
+    token_ids,
+    unspell_piece,
+)
+from amos_fairseq.untrusted import read_bytes, read_json, read_text
+
+FASTBPE, END_OF_WORD, CONTINUED = "fastbpe", "</w>", "@@"
+LONGEST_PIECE = 256
+# A larger share of lost text is refused, if it is more than a handful; pieces of which it is tried whether they remain whole.
+LARGEST_LOSS, HANDFUL, _TRIED = 0.03, 5, 1000
+# SentencePiece adds the scores of unigrams in float32, which decides ties in another way.
+_TIES = 0.005
+_HINT = "docs/text.md has the forms of tokenizers that are read"
+# Values of sentencepiece_model.proto: of model_type, and of the type of a piece.
+_UNIGRAM, _BPE = 1, 2
+NORMAL, _USER_DEFINED, UNUSED, _BYTE = 1, 4, 5, 6
+_ROLE_NAMES = {*SPECIAL_SYMBOLS, *itertools.chain.from_iterable(spellings for _, _, spellings in ROLES)}
+
+
+def convert(path: Path, vocabulary: Path | None, lines: list[str]) -> Tokenizer | None:
+    """Read a tokenizer of a form in docs/text.md, with the ``vocabulary`` of fastBPE's codes; None: a folder to load.
+
+    ``lines``: text, of which the converted tokenizer of a SentencePiece model must give SentencePiece's own pieces.
+    """
+    if vocabulary is not None:
+        return from_fastbpe_files(path, vocabulary)
+    if path.is_dir():
+        has_own = (path / FastTokenizer.model_file).exists() or (path / SETTINGS_FILE).exists()
+        has_files = (path / "vocab.txt").exists() or (path / "merges.txt").exists()
+        return from_hugging_face_files(path) if has_files and not has_own else None
+    if path.name in ("vocab.txt", "vocab.json", "merges.txt"):
+        return from_hugging_face_files(path.parent)
+    if path.suffix == ".json":
+        return FastTokenizer.from_files(path, {})
+    content = read_bytes(path, _HINT, of_user=True)
+    if re.match(rb"\S+ \S+ [0-9]+\r?\n", content):
+        raise UserError(f"{path} is a file of fastBPE's codes: give its vocabulary, too, by --vocabulary")
+    return from_sentencepiece(path, content, lines)
+
+
+def check_on_text(tokenizer: Tokenizer, lines: list[str]) -> None:
+    """Refuse a tokenizer that loses some of the text, or whose pieces are of another kind of model."""
+    encoded = tokenizer.encode_lines(lines)
+    pairs = list(zip(lines, encoded, strict=True))
+    empty = [line for line, pieces in pairs if not pieces]
+    unknown = [line for line, pieces in pairs for piece in pieces if piece == UNK]
+    decoded = [(line, tokenizer.decode(pieces)) for line, pieces in pairs if UNK not in pieces and tokenizer.can_decode]
+    differing = [pair for pair in decoded if _characters(tokenizer.normalize(pair[0])) - _characters(pair[1])]
+    # BPE pieces read as unigrams, or the other way round.
+    words = [symbol for symbol in tokenizer.dictionary_symbols if re.match(r"[\u2581\u0120]\w{2,}$", symbol)][:_TRIED]
+    divided = [symbol for symbol in words if tokenizer.encode(tokenizer.decode([symbol])) != [symbol]]
+    for what, lost, number in (
+        ("pieces that the tokenizer itself divides", divided if 10 * len(divided) > len(words) else [], len(words)),
+        ("lines without any piece", empty, len(lines)),
+        ("unknown pieces", unknown, sum(map(len, encoded))),
+        ("lines whose pieces spell another text", differing, len(lines)),
+    ):
+        if len(lost) > HANDFUL and len(lost) > LARGEST_LOSS * number:
+            raise UserError(
+                f"the tokenizer does not fit the text or its own pieces: {len(lost):,} of {number:,} {what}, the first: "
+                f"{lost[0]!r:.100}: give one that was made for this language, by the program that learned it"
+            )
+
+
+def _characters(text: str) -> Counter[str]:
+    return Counter("".join(text.split()).replace(SPACE, ""))
+
+
+def from_sentencepiece(path: Path, model: bytes, lines: list[str]) -> FastTokenizer:
+    """Convert a BPE or unigram model; its pieces keep their order, without the unknown, control and unused ones.
+
+    The library's step for a model's table of characters drops an accent behind a pair for which the table has a rule, and
+    misses long pairs (halfwidth kana). Where the table composes accents, this is done beside it; but some texts (vocalized
+    Arabic) need the table alone. What gives SentencePiece's pieces of ``lines`` is taken.
+    """
+    proto = sentencepiece_model_pb2.ModelProto()
+    try:
+        proto.ParseFromString(model)
+        processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+    except (DecodeError, RuntimeError) as error:
+        raise UserError(f"{path} is not a SentencePiece model ({str(error)[:200]}): {_HINT}") from error
+    kind = proto.trainer_spec.model_type
+    kept = [
+        piece
+        for piece in proto.pieces
+        if piece.type in (NORMAL, _BYTE) or (piece.type == _USER_DEFINED and piece.piece not in _ROLE_NAMES)
+    ]
+    longest = max((len(piece.piece) for piece in kept), default=math.inf)
+    if kind not in (_BPE, _UNIGRAM) or len(kept) > LARGEST_VOCABULARY or longest > LONGEST_PIECE:
+        raise UserError(
+            f"{path}: models of the types bpe and unigram are read, with at most {LARGEST_VOCABULARY:,} pieces of at most "
+            f"{LONGEST_PIECE} characters; this one has type {kind}, {len(kept):,} pieces of {longest:,} characters"
+        )
+    symbols = {piece.piece: spell_piece(piece.piece) for piece in kept}
+    symbol_of_id = [symbols.get(piece.piece, UNK) for piece in proto.pieces]
+    lines = [line for line in lines if not any(name in line for name in _ROLE_NAMES)]
+    expected = [[symbol_of_id[index] for index in line] for line in processor.encode(lines)]
+    for composing in ([True] if processor.normalize("e\u0301") == processor.normalize("\xe9") else []) + [False]:
+        tokenizer = library_of_pieces(proto, kept, sentencepiece_normalizer(proto.normalizer_spec, composing))
+        encoded = tokenizer.encode_lines(lines)
+        triples = [triple for triple in zip(lines, encoded, expected, strict=True) if triple[1] != triple[2]]
+        if len(triples) <= _TIES * len(lines) * (kind == _UNIGRAM):
+            return tokenizer
+    line, pieces, wanted = triples[0]
+    raise UserError(
+        f"no tokenizer.json is known that gives the pieces of {path} for the text {line!r:.80}: SentencePiece makes "
+        f"{wanted[:12]} of it, the converted one {pieces[:12]}: give another tokenizer, or none, so that one is learned"
+    )
+
+
+def sentencepiece_normalizer(spec: Any, composing: bool) -> normalizers.Normalizer:
+    """Return the library's steps for a model's ``normalizer_spec``, between two of NFC if ``composing``."""
+    table = [normalizers.Precompiled(spec.precompiled_charsmap)] if spec.precompiled_charsmap else []
+    steps: list[Any] = [normalizers.NFC(), *table, normalizers.NFC()] if composing else table
+    if spec.remove_extra_whitespaces:
+        steps += [normalizers.Replace(Regex(" {2,}"), " "), normalizers.Replace(Regex(rf"[ {SPACE}]+\z"), "")]
+        steps += [] if spec.add_dummy_prefix else [normalizers.Replace(Regex(r"\A +"), "")]
+    elif spec.add_dummy_prefix:
+        steps.append(normalizers.Replace(Regex(r"\A(?=[\s\S])"), " "))
+    return normalizers.Sequence(steps)
+
+
+def library_of_pieces(proto: Any, pieces: Sequence[Any], normalizer: normalizers.Normalizer) -> FastTokenizer:
+    """Build the tokenizer of these ``pieces`` of a SentencePiece model."""
+    spec, has_bytes = proto.normalizer_spec, proto.trainer_spec.byte_fallback
+    scores = {piece.piece: piece.score for piece in pieces if piece.type == NORMAL}
+    user_defined = [piece.piece for piece in pieces if piece.type == _USER_DEFINED]
+    ids, special_tokens = token_ids([piece.piece for piece in pieces])
+    # Where no piece goes on behind a space, words are split first, which is faster.
+    has_words = SPACE in scores and not any(SPACE in piece[1:] for piece in [*scores, *user_defined])
+    scheme = "first" if spec.add_dummy_prefix and spec.remove_extra_whitespaces else "never"
+    split: Any = pre_tokenizers.Metaspace(SPACE, scheme, split=has_words)
+    is_bpe = proto.trainer_spec.model_type == _BPE
+    if is_bpe:
+        # SentencePiece makes one piece of a run of unknown characters, hence fuse_unk.
+        unknown = {"unk_token": special_tokens[UNK], "fuse_unk": True, "byte_fallback": has_bytes}
+        model: Any = models.BPE(ids, sentencepiece_merges(scores), ignore_merges=bool(user_defined), **unknown)
+        if user_defined:
+            parts = "|".join(map(re.escape, sorted(user_defined, key=len, reverse=True)))
+            split = pre_tokenizers.Sequence([split, pre_tokenizers.Split(Regex(parts), "isolated")])
+    else:
+        # SentencePiece finds special tokens and bytes in no text: worse than the characters that spell them.
+        numbers, least = scores | dict.fromkeys(user_defined, -0.1), min(scores.values())
+        scored = [(piece, numbers.get(piece, 8 * least - 1)) for piece in ids]
+        model = models.Unigram(scored, ids[special_tokens[UNK]], has_bytes)
+    library = tokenizers.Tokenizer(model)
+    library.normalizer, library.pre_tokenizer = normalizer, split
+    decoder = decoders.Metaspace(SPACE, "first")
+    library.decoder = decoders.Sequence([decoders.ByteFallback(), decoder]) if has_bytes else decoder
+    is_plain = is_bpe and has_words and scheme == "first" and not has_bytes and not user_defined
+    return finished(library, special_tokens, SENTENCEPIECE if is_plain else HUGGING_FACE)
+
+
+def from_fastbpe_files(codes: Path, vocabulary: Path) -> FastTokenizer:
+    """Convert fastBPE's ``codes`` (lines "first second count") with the pieces of ``vocabulary`` (lines "piece count")."""
+    merges = [(first, second) for first, second, _ in _lines_of(codes, "first second count, as learnbpe writes codes")]
+    pieces = dict.fromkeys(piece for piece, _ in _lines_of(vocabulary, "piece count, as getvocab writes it"))
+    tokens = [piece.removesuffix(CONTINUED) if piece.endswith(CONTINUED) else piece + END_OF_WORD for piece in pieces]
+    ids, special_tokens = token_ids(tokens)
+    for token in itertools.chain(map("".join, merges), *merges):  # behind <mask>: what is divided again
+        ids.setdefault(token, len(ids))
+    model = models.BPE(ids, merges, unk_token=special_tokens[UNK], end_of_word_suffix=END_OF_WORD)
+    library = tokenizers.Tokenizer(model)
+    library.pre_tokenizer = pre_tokenizers.Split(" ", "removed")
+    library.decoder = decoders.BPEDecoder(END_OF_WORD)
+    return FastBPETokenizer(finished(library, special_tokens).model, special_tokens, FASTBPE)
+
+
+def _lines_of(path: Path, form: str) -> Iterator[list[str]]:
+    for number, line in enumerate(read_text(path, _HINT, of_user=True).rstrip("\n").split("\n"), 1):
+        parts = line.rstrip("\r").split(" ")
+        is_long = max(map(len, parts)) > LONGEST_PIECE
+        if len(parts) != form.count(" ", 0, form.find(",")) + 1 or not parts[-1].isdecimal() or is_long or "" in parts:
+            raise UserError(f"{path}, line {number} is {line!a:.80}, not {form}: {_HINT}")
+        yield parts
+
+
+class FastBPETokenizer(FastTokenizer):
+    """fastBPE: ``the@@`` goes on, ``the`` ends a word; words are what is between spaces, and text is not normalized.
+
+    The library's pieces are ``the`` and ``the</w>``. Those that its merges need and the vocabulary lacks have ids behind
+    ``<mask>`` and are divided again, as fastBPE does. Only this class does: the exported tokenizer leaves them whole.
+    """
+
+    def __init__(self, model: bytes, special_tokens: dict[str, str], kind: str, protected: Sequence[str] = ()) -> None:
+        super().__init__(model, special_tokens, kind, protected)
+        ids = self._tokenizer.get_vocab()
+        halves = {"".join(pair): pair for pair in json.loads(model)["model"]["merges"]}
+        tokens = sorted(ids.keys() - set(special_tokens.values()), key=ids.__getitem__)
+        listed = {
+            token: spell_piece(_fastbpe_piece(token))
+            for token in tokens
+            if ids[token] < ids[special_tokens[MASK_SYMBOL]]
+        }
+        self.dictionary_symbols = list(listed.values())
+
+        def parts(token: str) -> tuple[tuple[str, int], ...]:
+            if token in listed or token not in halves:
+                return ((listed.get(token, UNK), len(token.removesuffix(END_OF_WORD))),)
+            return tuple(itertools.chain.from_iterable(map(parts, halves[token])))
+
+        # id -> its pieces, each with its number of characters
+        self._parts = {ids[token]: parts(token) for token in tokens} | {ids[special_tokens[UNK]]: ((UNK, 1),)}
+        self.hugging_face_ids = {listed[token]: ids[token] for token in listed}
+        self.hugging_face_ids |= {symbol: ids[token] for symbol, token in special_tokens.items()}
+
+    with_protected = Tokenizer.with_protected
+
+    def decode(self, pieces: list[str]) -> str:
+        return "".join(unspell_piece(piece) + " " for piece in pieces).replace(f"{CONTINUED} ", "").rstrip(" ")
+
+    def finds_special_token(self, line: str) -> bool:
+        """Return whether the exported tokenizer has another piece somewhere."""
+        return any(len(self._parts[index]) > 1 for index in self._encoding(line).ids)
+
+    def _encode_words(self, words: list[str]) -> list[tuple[str, ...]]:
+        encodings = self._tokenizer.encode_batch_fast(words, add_special_tokens=False)
+        return [tuple(symbol for index in encoding.ids for symbol, _ in self._parts[index]) for encoding in encodings]
+
+    def _aligned_symbols(self, line: str, encoding: tokenizers.Encoding) -> Iterator[AlignedPiece]:
+        for index, (start, _) in zip(encoding.ids, encoding.offsets, strict=True):
+            for symbol, length in self._parts[index]:
+                yield symbol, start, start + length
+                start += length
+
+
+def _fastbpe_piece(token: str) -> str:
+    return token.removesuffix(END_OF_WORD) if token.endswith(END_OF_WORD) else token + CONTINUED
+
+
+def from_hugging_face_files(folder: Path) -> FastTokenizer:
+    """Build the tokenizer of ``vocab.txt`` (WordPiece), or of ``vocab.json`` and ``merges.txt`` (BPE of bytes)."""
+    try:
+        if (folder / "vocab.txt").exists():
+            pieces = read_text(folder / "vocab.txt", _HINT).rstrip("\n").split("\n")
+            ids = {piece.rstrip("\r"): index for index, piece in enumerate(pieces)}
+            is_lower = not any(
+                piece != piece.lower() for piece in ids.keys() - _ROLE_NAMES if not piece.startswith("[")
+            )
+            library = tokenizers.Tokenizer(models.WordPiece(ids, unk_token="[UNK]"))
+            library.normalizer = normalizers.BertNormalizer(lowercase=is_lower)
+            library.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+            library.decoder = decoders.WordPiece(cleanup=False)
+        else:
+            lines = read_text(folder / "merges.txt", _HINT).rstrip("\n").split("\n")
+            merges = [tuple(line.split(" ")) for line in lines if not line.startswith("#version")]
+            library = tokenizers.Tokenizer(models.BPE(read_json(folder / "vocab.json", _HINT), merges))
+            library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+            library.decoder = decoders.ByteLevel()
+        special_tokens = find_special_tokens(folder, library)
+        return finished(library, {symbol: symbol for symbol in SPECIAL_SYMBOLS} | special_tokens)
+    except UserError:
+        raise
+    except Exception as error:  # what the library raises
+        raise UserError(f"the vocabulary files in {folder} do not fit each other ({error!s:.200}): {_HINT}") from error
+
+
+def finished(
+    library: tokenizers.Tokenizer, special_tokens: Mapping[str, str], kind: str = HUGGING_FACE
+) -> FastTokenizer:
+    for symbol, token in special_tokens.items():
+        # A space belongs to the word after it, so <mask>, which replaces a word, includes the space.
+        library.add_special_tokens([AddedToken(token, lstrip=symbol == MASK_SYMBOL, normalized=False, special=True)])
+    frame_inputs(library, special_tokens)
+    return FastTokenizer(library.to_str(pretty=True).encode("utf-8"), dict(special_tokens), kind)
+
+
+def sentencepiece_merges(scores: Mapping[str, float]) -> list[tuple[str, str]]:
+    """Return every way to join two pieces to a third in SentencePiece's order: best result, then longer first part, first."""
+    ways = [
+        (score, piece[:cut], piece[cut:])
+        for piece, score in scores.items()
+        for cut in range(1, len(piece))
+        if piece[:cut] in scores and piece[cut:] in scores
+    ]
+    ways.sort(key=lambda way: (way[0], len(way[1])), reverse=True)
+    return [(first, second) for _, first, second in ways]
