@@ -76,9 +76,9 @@ def refuse_given(args: argparse.Namespace, names: Iterable[str], reason: str) ->
 
 def add_checkpoint(
     parser: argparse.ArgumentParser,
-    of_run: str = "its last checkpoint, or the best one where fine-tuning kept only that",
+    chosen_in_run: str = "its last checkpoint, or the best one where fine-tuning kept only that",
 ) -> None:
-    text = f"checkpoint, or SAVE_DIR of a run ({of_run})"
+    text = f"checkpoint, or SAVE_DIR of a run ({chosen_in_run})"
     parser.add_argument("checkpoint", metavar="CHECKPOINT", help=text)
     text = "tokenizer directory of the run (default: the directory tokenizer beside the checkpoint)"
     parser.add_argument("--tokenizer", metavar="DIR", help=text)
