@@ -104,7 +104,7 @@ print(*(name for name in {planted!r} if name in sys.modules))
 """
 # Each refuses its arguments after the imports.
 _COMMANDS = (
-    *("prepare text.txt --out out --vocab-size 1", "export start.pt out"),
+    *("prepare text.txt --out out --vocab-size 1", "recipes recipe.yaml", "export start.pt out"),
     *("train amos_tiny task.data=.", "adapt absent text.txt --out out", "report absent"),
     *("report start.pt", "import absent out.pt"),
     *(f"{name} --checkpoint start.pt --data absent --out out" for name in ("glue", "squad", "tag", "probe")),
@@ -150,7 +150,7 @@ def run(command: list[str], folder: Path, *path: Path) -> str:
 @pytest.mark.slow
 def test_no_command_imports_modules_of_the_current_folder(folder: Path, tmp_path: Path) -> None:
     assert {module.__name__.rpartition(".")[2].rstrip("_") for module in SUBCOMMANDS} == {name for name, *_ in COMMANDS}
-    for name in ("start.pt", "text.txt", "dict.txt"):
+    for name in ("start.pt", "text.txt", "dict.txt", "recipe.yaml"):
         (folder / name).write_text("not a checkpoint\n")
     script = tmp_path / "amos"
     script.write_text(CONSOLE_SCRIPT.format(commands=COMMANDS, planted=PLANTED))
