@@ -55,7 +55,7 @@ def run(arguments: argparse.Namespace) -> None:
     if "out" not in arguments:
         arguments.parser.error("give the output directory, as OUT or by --out DIR")
     if arguments.kind == TEXT and arguments.vocabulary is not None and arguments.tokenizer is None:
-        arguments.parser.error("--vocabulary is that of fastBPE's codes: give these, too, by --tokenizer")
+        arguments.parser.error("--vocabulary needs --tokenizer CODES, the codes of fastBPE")
     arguments.out = Path(arguments.out)
     name, repeated = KINDS[arguments.kind]
     with root_logger_kept():

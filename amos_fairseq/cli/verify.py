@@ -32,6 +32,8 @@ def run(arguments: argparse.Namespace) -> None:
     import_fairseq()
     from amos_fairseq.data.corpus import Vocabulary, add_tokenizer, corpus_directories, shard_directories, verify_files
 
+    if arguments.vocabulary is not None and arguments.tokenizer is None:
+        arguments.parser.error("--vocabulary needs --tokenizer CODES, the codes of fastBPE")
     if arguments.tokenizer is not None:
         say(add_tokenizer(shard_directories(arguments.data), arguments.tokenizer, arguments.vocabulary), "verify")
         return

@@ -31,7 +31,7 @@ from amos_fairseq.files import (
 )
 from amos_fairseq.text import MASK_SYMBOL
 from amos_fairseq.text.tokenization import load_tokenizer, read_tokenizer
-from amos_fairseq.text.tokenization.tokenizer import Tokenizer
+from amos_fairseq.text.tokenization.tokenizer import UNK, Tokenizer, unspell_piece
 from amos_fairseq.untrusted import read_json
 
 logger = logging.getLogger(__name__)
@@ -123,7 +123,10 @@ def verify_files(data: Sequence[Path]) -> int:
     for directory in data:
         record = shard_record(directory)
         if record is None:
-            raise UserError(f"{directory} has no {CORPUS_FILE}: only a corpus of amos prepare can be verified")
+            raise UserError(
+                f"{directory} has no {CORPUS_FILE}: only a corpus of amos prepare can be verified; --tokenizer gives another "
+                "one its tokenizer"
+            )
         hashes |= {directory / name: sha256 for name, sha256 in record["sha256"].items()}
     size = sum(path.stat().st_size for path in hashes if path.is_file())
     with tqdm(total=size, desc="verify", unit="B", unit_scale=True, leave=False) as bar:
@@ -136,27 +139,33 @@ def verify_files(data: Sequence[Path]) -> int:
 def add_tokenizer(directories: list[Path], source: Path, vocabulary_file: Path | None = None) -> str:
     """Write ``tokenizer`` into the first directory of a corpus of fairseq-preprocess; return how well it fits.
 
-    Pieces that ``dict.txt`` lacks are ``<unk>``. Raises :class:`UserError` where the corpus has a tokenizer, or the lines of
-    the text, decoded to text and encoded again, are mostly other ones.
+    Pieces that ``dict.txt`` lacks are ``<unk>``. A symbol of ``dict.txt`` that is no piece may be a character that the
+    tokenizer does not know, which SentencePiece writes as it is: lines with one, and those with ``<unk>``, are not compared.
+
+    Raises:
+        UserError: the corpus has a tokenizer, or more than a twentieth of the lines, decoded to text and encoded again, are
+            other ones.
     """
     target = directories[0] / TOKENIZER_DIRECTORY
     if _find_tokenizer(directories, None) is not None:
-        raise UserError(f"{target} exists: the corpus has its tokenizer")
+        raise UserError(f"{target} exists: the corpus has its tokenizer; remove that folder to give another one")
     tokenizer, vocabulary = read_tokenizer(source, vocabulary_file, []), Vocabulary.of_corpus(directories, None)
     dictionary, text = vocabulary.load_dictionary(), open_lines(str(directories[0] / "train"), _BINARIZE_AGAIN)
     symbols = [symbol for symbol in dictionary.symbols[dictionary.nspecial : -1] if not symbol.startswith(_PADDING)]
     pieces = set(tokenizer.dictionary_symbols)
     others = [symbol for symbol in symbols if symbol not in pieces]
+    unknown = {symbol for symbol in others if UNK in tokenizer.encode(unspell_piece(symbol))} | {dictionary.unk_word}
     tokenizer.use_dictionary_of_corpus(vocabulary.dictionary_file)
-    lines = [
-        [dictionary[index] for index in text[number].tolist()[:-1]] for number in range(min(len(text), _TRIED_LINES))
+    numbers = range(min(len(text), _TRIED_LINES))
+    tried = [[dictionary[index] for index in text[number].tolist()[:-1]] for number in numbers]
+    lines = [line for line in tried if line and unknown.isdisjoint(line)]
+    different = [
+        line for line in lines if not pieces.issuperset(line) or tokenizer.encode(tokenizer.decode(line)) != line
     ]
-    lines = [line for line in lines if line and dictionary.unk_word not in line and pieces.issuperset(line)]
-    different = [line for line in lines if tokenizer.encode(tokenizer.decode(line)) != line]
-    file, equal = vocabulary.dictionary_file, len(lines) - len(different)
     fit = (
-        f"{len(symbols) - len(others):,} of the {len(symbols):,} symbols of {file} are pieces of {source}, and {equal:,} of "
-        f"{len(lines):,} lines of the text are encoded as they are there"
+        f"{len(symbols) - len(others):,} of the {len(symbols):,} symbols of {vocabulary.dictionary_file} are pieces of "
+        f"{source}, and {len(lines) - len(different):,} of {len(lines):,} lines of the text are encoded as they are there "
+        f"({len(tried) - len(lines):,} empty ones or with unknown characters were left out)"
     )
     if len(different) > _MOST_DIFFERENT * len(lines) or not lines:
         shown = f", first {' '.join(different[0])[:100]!r}" if different else ""

@@ -30,8 +30,8 @@ def test_help_names_every_subcommand_and_nothing_else_is_printed():
     ("subcommand", "defaults"),
     [
         ("report", {"--device": "cpu", "--out": "report.html"}),
-        ("import", {"--from": "hugging-face", "--seed": "1"}),
-        ("score", {"--batch-tokens": "2048", "--device": "cpu", "--format": "tsv"}),
+        ("import", {"--from": "hugging-face"}),
+        ("score", {"--batch-tokens": "2048", "--device": "cpu"}),
     ],
 )
 def test_help_of_a_subcommand_states_each_default(subcommand, defaults, capsys, monkeypatch):

@@ -28,6 +28,7 @@ from amos_fairseq.inputs.rows import Tables
 from amos_fairseq.text import split as text_split
 from amos_fairseq.text.encoding import END_ID, encode_documents, start_encoding_process
 from amos_fairseq.text.tokenization import load_tokenizer
+from amos_fairseq.text.vocabulary import learn_tokenizer
 
 main = prepare("text")
 ABC = ["a", "b", "c"]
@@ -174,7 +175,7 @@ def test_paragraphs_of_invisible_characters_are_dropped(corpus):
     assert (counts["documents"], counts["paragraphs"], counts["tokens"]) == (2, 3, len(ids))
 
 
-def test_bytes_are_those_of_fairseq_preprocess(corpus, tmp_path, monkeypatch):
+def test_bytes_are_those_of_fairseq_preprocess(corpus, inputs, tmp_path, monkeypatch):
     """The command of fairseq, on lines of pieces that are written here, with the corpus' own dictionary."""
     out, _ = corpus
     shard = shard_directories(out)[0]
@@ -191,8 +192,10 @@ def test_bytes_are_those_of_fairseq_preprocess(corpus, tmp_path, monkeypatch):
     assert written == {path.name: path.read_bytes() for path in shard.iterdir()}
     folder, given = [tmp_path / "fairseq"], tmp_path / "given"
     train_wordpiece(given, [paragraph for document in DOCUMENTS for paragraph in document])
-    with pytest.raises(UserError, match=r"of 0 lines of the text .*: give the tokenizer that encoded this text"):
-        add_tokenizer(folder, given)
+    learn_tokenizer(inputs[0], 140, True).save(tmp_path / "similar")  # most pieces are the same
+    for wrong in (given, tmp_path / "similar"):
+        with pytest.raises(UserError, match=r"lines of the text .*: give the tokenizer that encoded this text"):
+            add_tokenizer(folder, wrong)
     assert not (folder[0] / "tokenizer").exists()
     assert re.match(
         r"(.*) of the \1 symbols .* and (.*) of \2 lines of the text", add_tokenizer(folder, out / "tokenizer")

@@ -52,7 +52,7 @@ BAD = {
     "--tokenizer none": "holds no tokenizer",
     "--tokenizer broken": "is not a usable",
     "--tokenizer one.txt --vocabulary one.txt": "line 1 is",
-    "--vocabulary one.txt": "--vocabulary is that of fastBPE's codes",
+    "--vocabulary one.txt": "--vocabulary needs --tokenizer CODES",
     "--tokenizer words": "the tokenizer cannot encode the text (WordLevel error: Missing [UNK]",
     "--tokenizer other": "dict.txt is of another tokenizer",
     "--tokenizer other --vocab-size 9": "leave out --vocab-size, --cased and --uncased",

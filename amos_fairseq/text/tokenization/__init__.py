@@ -49,5 +49,5 @@ def load_tokenizer(directory: str | Path) -> Tokenizer:
         return FastTokenizer.from_files(directory, {})
     raise UserError(
         f"{directory} holds no tokenizer: expected {SETTINGS_FILE} beside {DICTIONARY_FILE} (written by amos prepare), or a "
-        "tokenizer.json of Hugging Face"
+        "tokenizer.json of Hugging Face; docs/text.md has the other forms, such as the file x.model of SentencePiece"
     )

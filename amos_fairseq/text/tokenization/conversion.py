@@ -1,12 +1,12 @@
-"""Read the tokenizers that one has: SentencePiece's model, fastBPE's codes, and the files of Hugging Face's `tokenizers`.
+"""Read existing tokenizers: SentencePiece's model, fastBPE's codes, and the files of Hugging Face's `tokenizers`.
 
-Each becomes a ``tokenizer.json`` once; all later steps read that. Every tokenizer is tried on text before it is believed.
+Each becomes a ``tokenizer.json`` once; all later steps read that. Every tokenizer is checked on text before it is used.
 """
 
 import itertools
 import json
-import math
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -43,8 +43,8 @@ from amos_fairseq.untrusted import read_bytes, read_json, read_text
 
 FASTBPE, END_OF_WORD, CONTINUED = "fastbpe", "</w>", "@@"
 LONGEST_PIECE = 256
-# A larger share of lost text is refused, if it is more than a handful; pieces of which it is tried whether they remain whole.
-LARGEST_LOSS, HANDFUL, _TRIED = 0.03, 5, 1000
+# A larger share of lost text is refused, above this number; pieces of which it is tried whether they remain whole.
+LARGEST_LOSS, LEAST_LOST, _TRIED = 0.03, 5, 1000
 # SentencePiece adds the scores of unigrams in float32, which decides ties in another way.
 _TIES = 0.005
 _HINT = "docs/text.md has the forms of tokenizers that are read"
@@ -70,32 +70,37 @@ def convert(path: Path, vocabulary: Path | None, lines: list[str]) -> Tokenizer 
     if path.suffix == ".json":
         return FastTokenizer.from_files(path, {})
     content = read_bytes(path, _HINT, of_user=True)
-    if re.match(rb"\S+ \S+ [0-9]+\r?\n", content):
-        raise UserError(f"{path} is a file of fastBPE's codes: give its vocabulary, too, by --vocabulary")
+    if codes := re.match(rb"(#version)|\S+ \S+ [0-9]+\r?\n", content):
+        what = "subword-nmt, which are not read" if codes[1] else "fastBPE: give its vocabulary, too, by --vocabulary"
+        raise UserError(f"{path} has the codes of {what}")
     return from_sentencepiece(path, content, lines)
 
 
 def check_on_text(tokenizer: Tokenizer, lines: list[str]) -> None:
-    """Refuse a tokenizer that loses some of the text, or whose pieces are of another kind of model."""
+    """Refuse a tokenizer that loses some of these lines, or whose pieces are of another kind of model."""
     encoded = tokenizer.encode_lines(lines)
     pairs = list(zip(lines, encoded, strict=True))
     empty = [line for line, pieces in pairs if not pieces]
     unknown = [line for line, pieces in pairs for piece in pieces if piece == UNK]
     decoded = [(line, tokenizer.decode(pieces)) for line, pieces in pairs if UNK not in pieces and tokenizer.can_decode]
     differing = [pair for pair in decoded if _characters(tokenizer.normalize(pair[0])) - _characters(pair[1])]
-    # BPE pieces read as unigrams, or the other way round.
-    words = [symbol for symbol in tokenizer.dictionary_symbols if re.match(r"[\u2581\u0120]\w{2,}$", symbol)][:_TRIED]
-    divided = [symbol for symbol in words if tokenizer.encode(tokenizer.decode([symbol])) != [symbol]]
-    for what, lost, number in (
-        ("pieces that the tokenizer itself divides", divided if 10 * len(divided) > len(words) else [], len(words)),
-        ("lines without any piece", empty, len(lines)),
-        ("unknown pieces", unknown, sum(map(len, encoded))),
-        ("lines whose pieces spell another text", differing, len(lines)),
+    symbols = tokenizer.dictionary_symbols
+    # Whole words, which BPE pieces read as unigrams are not: with a mark before them, or without one where a mark shows that a
+    # piece goes on (WordPiece, fastBPE).
+    words = [symbol for symbol in symbols if re.match(r"[\u2581\u0120]\w{2,}$", symbol)]
+    words = (words or [symbol for symbol in symbols if re.match(r"\w{2,}$", symbol)])[:_TRIED]
+    # Twice, because a model may have no space before a text.
+    divided = [symbol for symbol in words if tokenizer.encode(tokenizer.decode([symbol] * 2))[-1:] != [symbol]]
+    other, files = "give one that was made for this language", "give the file that the program wrote which learned it"
+    for what, lost, number, advice in (
+        ("pieces are divided again by it", divided if 10 * len(divided) > len(words) else [], len(words), files),
+        ("unknown pieces", unknown, sum(map(len, encoded)), other),
+        ("lines have no piece", empty, len(lines), other),
+        ("lines have pieces that spell another text", differing, len(lines), files),
     ):
-        if len(lost) > HANDFUL and len(lost) > LARGEST_LOSS * number:
+        if len(lost) > LEAST_LOST and len(lost) > LARGEST_LOSS * number:
             raise UserError(
-                f"the tokenizer does not fit the text or its own pieces: {len(lost):,} of {number:,} {what}, the first: "
-                f"{lost[0]!r:.100}: give one that was made for this language, by the program that learned it"
+                f"the tokenizer does not fit: {len(lost):,} of {number:,} {what}, the first: {lost[0]!r:.100}: {advice}"
             )
 
 
@@ -115,17 +120,19 @@ def from_sentencepiece(path: Path, model: bytes, lines: list[str]) -> FastTokeni
         proto.ParseFromString(model)
         processor = sentencepiece.SentencePieceProcessor(model_proto=model)
     except (DecodeError, RuntimeError) as error:
-        raise UserError(f"{path} is not a SentencePiece model ({str(error)[:200]}): {_HINT}") from error
+        raise UserError(
+            f"{path} is not a SentencePiece model, nor a form that is known by its name: {_HINT}"
+        ) from error
     kind = proto.trainer_spec.model_type
     kept = [
         piece
         for piece in proto.pieces
         if piece.type in (NORMAL, _BYTE) or (piece.type == _USER_DEFINED and piece.piece not in _ROLE_NAMES)
     ]
-    longest = max((len(piece.piece) for piece in kept), default=math.inf)
-    if kind not in (_BPE, _UNIGRAM) or len(kept) > LARGEST_VOCABULARY or longest > LONGEST_PIECE:
+    longest = max((len(piece.piece) for piece in kept), default=0)
+    if kind not in (_BPE, _UNIGRAM) or not 0 < len(kept) <= LARGEST_VOCABULARY or longest > LONGEST_PIECE:
         raise UserError(
-            f"{path}: models of the types bpe and unigram are read, with at most {LARGEST_VOCABULARY:,} pieces of at most "
+            f"{path}: models of the types bpe and unigram are read, with 1 to {LARGEST_VOCABULARY:,} pieces of at most "
             f"{LONGEST_PIECE} characters; this one has type {kind}, {len(kept):,} pieces of {longest:,} characters"
         )
     symbols = {piece.piece: spell_piece(piece.piece) for piece in kept}
@@ -140,8 +147,8 @@ def from_sentencepiece(path: Path, model: bytes, lines: list[str]) -> FastTokeni
             return tokenizer
     line, pieces, wanted = triples[0]
     raise UserError(
-        f"no tokenizer.json is known that gives the pieces of {path} for the text {line!r:.80}: SentencePiece makes "
-        f"{wanted[:12]} of it, the converted one {pieces[:12]}: give another tokenizer, or none, so that one is learned"
+        f"{path} cannot be converted exactly: of the text {line!r:.80} SentencePiece makes {wanted[:12]}, and the "
+        f"tokenizers library {pieces[:12]}: give another tokenizer, or none, so that one is learned"
     )
 
 
@@ -182,7 +189,7 @@ def library_of_pieces(proto: Any, pieces: Sequence[Any], normalizer: normalizers
         model = models.Unigram(scored, ids[special_tokens[UNK]], has_bytes)
     library = tokenizers.Tokenizer(model)
     library.normalizer, library.pre_tokenizer = normalizer, split
-    decoder = decoders.Metaspace(SPACE, "first")
+    decoder = decoders.Metaspace(SPACE, "first" if spec.add_dummy_prefix else "never")
     library.decoder = decoders.Sequence([decoders.ByteFallback(), decoder]) if has_bytes else decoder
     is_plain = is_bpe and has_words and scheme == "first" and not has_bytes and not user_defined
     return finished(library, special_tokens, SENTENCEPIECE if is_plain else HUGGING_FACE)
@@ -269,19 +276,34 @@ def from_hugging_face_files(folder: Path) -> FastTokenizer:
     """Build the tokenizer of ``vocab.txt`` (WordPiece), or of ``vocab.json`` and ``merges.txt`` (BPE of bytes)."""
     try:
         if (folder / "vocab.txt").exists():
-            pieces = read_text(folder / "vocab.txt", _HINT).rstrip("\n").split("\n")
+            pieces = read_text(folder / "vocab.txt", _HINT).removeprefix("\ufeff").rstrip("\n").split("\n")
             ids = {piece.rstrip("\r"): index for index, piece in enumerate(pieces)}
-            is_lower = not any(
-                piece != piece.lower() for piece in ids.keys() - _ROLE_NAMES if not piece.startswith("[")
+            words = [piece for piece in ids.keys() - _ROLE_NAMES if not piece.startswith("[")]
+            config = read_json(folder / "tokenizer_config.json", _HINT, optional=True) or {}
+            is_lower = config.get("do_lower_case", all(piece == piece.lower() for piece in words))
+            has_accents = any(
+                unicodedata.category(mark) == "Mn" for mark in unicodedata.normalize("NFD", "".join(words))
             )
+            strips = config.get("strip_accents")
             library = tokenizers.Tokenizer(models.WordPiece(ids, unk_token="[UNK]"))
-            library.normalizer = normalizers.BertNormalizer(lowercase=is_lower)
+            library.normalizer = normalizers.BertNormalizer(
+                lowercase=is_lower, strip_accents=is_lower and not has_accents if strips is None else strips
+            )
             library.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
             library.decoder = decoders.WordPiece(cleanup=False)
         else:
-            lines = read_text(folder / "merges.txt", _HINT).rstrip("\n").split("\n")
-            merges = [tuple(line.split(" ")) for line in lines if not line.startswith("#version")]
-            library = tokenizers.Tokenizer(models.BPE(read_json(folder / "vocab.json", _HINT), merges))
+            lines = (
+                read_text(folder / "merges.txt", _HINT)
+                .removeprefix("\ufeff")
+                .replace("\r", "")
+                .rstrip("\n")
+                .split("\n")
+            )
+            merges = [tuple(line.split(" ")) for line in lines[lines[0].startswith("#version") :]]
+            ids = read_json(folder / "vocab.json", _HINT)
+            if not any("\u0120" in piece for piece in ids):  # a space, as a byte
+                raise ValueError("its BPE is not one of bytes: give its tokenizer.json")
+            library = tokenizers.Tokenizer(models.BPE(ids, merges))
             library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
             library.decoder = decoders.ByteLevel()
         special_tokens = find_special_tokens(folder, library)
@@ -289,7 +311,7 @@ def from_hugging_face_files(folder: Path) -> FastTokenizer:
     except UserError:
         raise
     except Exception as error:  # what the library raises
-        raise UserError(f"the vocabulary files in {folder} do not fit each other ({error!s:.200}): {_HINT}") from error
+        raise UserError(f"the vocabulary files in {folder} cannot be read ({error!s:.200}): {_HINT}") from error
 
 
 def finished(

@@ -4,7 +4,6 @@ Thousands of random texts and difficult ones, on both ways that the file is used
 own dictionary; and the library with whole texts, as Hugging Face's clients call it.
 """
 
-import contextlib
 import gzip
 import itertools
 import json
@@ -13,7 +12,8 @@ import os
 import random
 import re
 import unicodedata
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -157,6 +157,7 @@ MODELS = {
     "bpe bytes": {"model_type": "bpe", "byte_fallback": True, "vocab_size": 500},
     "bpe user": {"model_type": "bpe", "user_defined_symbols": ["<sep>", "1", "fox"], "control_symbols": ["[CLS]"]},
     "bpe nfkc": {"model_type": "bpe", "normalization_rule_name": "nfkc", "pad_id": 3, "bos_id": 1, "eos_id": 2},
+    "bpe no prefix": {"model_type": "bpe", "add_dummy_prefix": False},
     "bpe spaces": {"model_type": "bpe", "remove_extra_whitespaces": False},
     "unigram": {"model_type": "unigram", "unk_piece": "??"},
     "unigram bytes": {"model_type": "unigram", "byte_fallback": True, "vocab_size": 500},
@@ -192,6 +193,7 @@ def test_a_sentencepiece_model_keeps_its_pieces(name, tmp_path):
     model = train_bpe(lines, **settings)
     (tmp_path / "spm.model").write_bytes(model)
     tokenizer = convert(tmp_path / "spm.model", None, lines)
+    check_on_text(tokenizer, real_lines() or lines)
     expected = expected_pieces(model, lines)
     tokenizer.save(tmp_path / "saved")
     loaded = load_tokenizer(tmp_path / "saved")
@@ -210,7 +212,7 @@ def test_a_sentencepiece_model_keeps_its_pieces(name, tmp_path):
     assert list(map(unspell_piece, tokenizer.dictionary_symbols)) == ordinary
 
 
-def fastbpe(line: str, codes: list[tuple[str, str]], vocabulary: set[str]) -> list[str]:
+def fastbpe(line: str, codes: list[tuple[str, str]], vocabulary: Collection[str]) -> list[str]:
     """fastBPE's algorithm (process_bpe, limitVocab and decompose of fastBPE.hpp), naively."""
     pieces = []
     for word in filter(None, line.split(" ")):
@@ -235,8 +237,8 @@ def fastbpe(line: str, codes: list[tuple[str, str]], vocabulary: set[str]) -> li
     return pieces
 
 
-def test_fastbpe_codes_and_vocabulary(tmp_path):
-    """Half of the merged pieces are not in the vocabulary, and are divided again."""
+def learned_codes(folder: Path) -> tuple[list[tuple[str, str]], dict[str, None]]:
+    """Write ``codes`` and ``vocab``; half of the merged pieces are not in the vocabulary, and are divided again."""
     library = Tokenizer(models.BPE(end_of_word_suffix="</w>"))
     library.pre_tokenizer = pre_tokenizers.Split(" ", "removed")
     trainer = trainers.BpeTrainer(vocab_size=150, end_of_word_suffix="</w>", show_progress=False)
@@ -245,31 +247,39 @@ def test_fastbpe_codes_and_vocabulary(tmp_path):
     for first, second in json.loads(library.to_str())["model"]["merges"]:
         results.setdefault(first + second, (first, second))
     codes = list(results.values())
-    write = lambda name, lines: (tmp_path / name).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")  # noqa: E731
+    write = lambda name, lines: (folder / name).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")  # noqa: E731
     write("codes", (f"{first} {second} 1" for first, second in codes))
     spelled = [part.removesuffix("</w>") if part.endswith("</w>") else part + "@@" for part in [*results][::2]]
     spelled += [f"{letter}{mark}" for letter in "abdefghijklmnopqrstuvwxz" for mark in ("", "@@")]
-    vocabulary = list(dict.fromkeys(spelled))
+    vocabulary = dict.fromkeys(spelled)
     write("vocab", (f"{piece} 1" for piece in vocabulary))
-    with pytest.raises(UserError, match="fastBPE's codes: give its vocabulary, too, by --vocabulary"):
+    return codes, vocabulary
+
+
+def test_fastbpe_codes_and_vocabulary(tmp_path):
+    codes, vocabulary = learned_codes(tmp_path)
+    with pytest.raises(UserError, match="has the codes of fastBPE: give its vocabulary, too, by --vocabulary"):
         convert(tmp_path / "codes", None, [])
     convert(tmp_path / "codes", tmp_path / "vocab", []).save(tmp_path / "saved")
     tokenizer = load_tokenizer(tmp_path / "saved")
-    assert tokenizer.dictionary_symbols == vocabulary
+    assert tokenizer.dictionary_symbols == [*vocabulary]
     assert any(map(tokenizer.finds_special_token, TEXTS))
     for text in TEXTS:
-        pieces = fastbpe(text, codes, set(vocabulary))
+        pieces = fastbpe(text, codes, vocabulary)
         assert tokenizer.encode(text) == pieces
         assert [piece for piece, _, _ in tokenizer.encode_with_offsets(text)] == pieces
     assert tokenizer.decode(tokenizer.encode("the fox jumps")) == "the fox jumps"
-    with contextlib.suppress(ImportError):  # pip install --no-build-isolation 'amos_fairseq[fastbpe]'
-        import fastBPE
 
-        lines = [line for line in [*TEXTS, *real_lines()] if "  " not in line]
-        applied = fastBPE.fastBPE(str(tmp_path / "codes"), str(tmp_path / "vocab")).apply(lines)
-        known = {*vocabulary}
-        expected = [[piece if piece in known else "<unk>" for piece in line.split(" ")] for line in applied]
-        assert tokenizer.encode_lines(lines) == expected
+
+def test_the_naive_algorithm_is_fastbpes(tmp_path):
+    """pip install --no-build-isolation 'amos_fairseq[fastbpe]'"""
+    program = pytest.importorskip("fastBPE")
+    codes, vocabulary = learned_codes(tmp_path)
+    lines = [line for line in [*TEXTS, *real_lines()] if "  " not in line]
+    applied = program.fastBPE(str(tmp_path / "codes"), str(tmp_path / "vocab")).apply(lines)
+    expected = [[piece if piece in vocabulary else "<unk>" for piece in line.split(" ")] for line in applied]
+    assert [fastbpe(line, codes, vocabulary) for line in lines] == expected
+    assert convert(tmp_path / "codes", tmp_path / "vocab", []).encode_lines(lines) == expected
 
 
 @pytest.mark.parametrize("kind", ["bytes", "wordpiece"])
@@ -304,9 +314,9 @@ def words_of(*words: str) -> FastTokenizer:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (unigram_of_bpe, "pieces that the tokenizer itself divides, the first: '▁"),
+        (unigram_of_bpe, "pieces are divided again by it, the first: '▁"),
         (lambda: words_of("the", "fox"), "unknown pieces, the first: '"),
-        (lambda: library_of_nothing(), "lines without any piece"),
+        (lambda: library_of_nothing(), "lines have no piece"),
     ],
 )
 def test_a_wrong_tokenizer_is_refused_with_a_count(make, message):
@@ -331,7 +341,7 @@ def test_accents_that_the_library_would_drop(text, is_equal, tmp_path):
     if is_equal:
         assert convert(tmp_path / "spm.model", None, lines).encode_lines(lines) == expected_pieces(model, lines)
     else:
-        with pytest.raises(UserError, match=r"no tokenizer\.json is known that gives the pieces of .* for the text 'a"):
+        with pytest.raises(UserError, match=r"cannot be converted exactly: of the text 'a"):
             convert(tmp_path / "spm.model", None, lines)
 
 
@@ -347,6 +357,7 @@ def test_the_unknown_token_is_that_of_the_model(tmp_path):
     ("content", "message"),
     [
         (b"\x0a\xff\xff", "is not a SentencePiece model"),
+        (b"#version: 0.2\na b\n", "has the codes of subword-nmt, which are not read"),
         (b"", "models of the types bpe and unigram are read"),
         (b"a b\n", "is not a Sent"),
     ],
@@ -360,5 +371,28 @@ def test_what_is_no_model_is_one_line(content, message, tmp_path):
 def test_merges_that_are_none(tmp_path):
     (tmp_path / "vocab.json").write_text('{"a": 0}')
     (tmp_path / "merges.txt").write_text("a b c\n")
-    with pytest.raises(UserError, match=r"the vocabulary files in .* do not fit each other"):
+    with pytest.raises(UserError, match=r"the vocabulary files in .* cannot be read"):
         convert(tmp_path / "vocab.json", None, [])
+
+
+def test_pieces_of_characters_are_not_read_as_bytes(tmp_path):
+    (tmp_path / "vocab.json").write_text('{"a": 0, "t</w>": 1, "at</w>": 2}')
+    (tmp_path / "merges.txt").write_text("a t</w>\n")
+    with pytest.raises(UserError, match=r"cannot be read \(its BPE is not one of bytes: give its tokenizer.json\)"):
+        convert(tmp_path / "vocab.json", None, [])
+
+
+@pytest.mark.parametrize(
+    ("pieces", "config", "expected"),
+    [
+        ("niño comió", None, ["niño", "comió"]),
+        ("nino comio", None, ["nino", "comio"]),
+        ("niño nino comió comio", '{"do_lower_case": true, "strip_accents": true}', ["nino", "comio"]),
+    ],
+)
+def test_wordpiece_keeps_accents_that_its_pieces_have(pieces, config, expected, tmp_path):
+    text = "\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *pieces.split()])
+    (tmp_path / "vocab.txt").write_text(text + "\n", encoding="utf-8-sig")
+    if config is not None:
+        (tmp_path / "tokenizer_config.json").write_text(config)
+    assert convert(tmp_path / "vocab.txt", None, []).encode("Niño comió") == expected
