@@ -10,9 +10,9 @@
     extends: electra                                   # a built-in recipe; provides the sections that this file lacks
 
 A number may be a fraction (1/16), or divided by the width of the encoder or its power of 1.5 (0.04/width, 1.06/width^1.5).
-Later layers override earlier ones: defaults, the size's defaults, the task, the size's task. A recipe that extends one with
-sizes, and sets values that these have, gives sizes of its own, such as ``sizes: {}``. A value given for the task
-replaces the grid's values of that name. Each combination of hyperparameters is called a trial.
+Later layers override earlier ones: defaults, the size's defaults, the task, the size's task. What a recipe sets replaces
+the value of that name in the sizes of the recipe that it extends. A value given for the task replaces the grid's values of
+that name. Each combination of hyperparameters is called a trial.
 """
 
 import dataclasses
@@ -34,7 +34,6 @@ from amos_fairseq.text.encoding import END_ID
 from amos_fairseq.untrusted import read_yaml
 
 WORDS = "tagging"  # the section of a recipe for labels of words, and for trees
-FOR_WORDS = ("label_smoothing", "views", "unlabeled_start")
 # Widths of thesis Table 5.1. A width between two of them uses the recipe of the larger size.
 SIZE_WIDTHS = {"small": 256, "base": 768, "large": 1024}
 CHOICES = {
@@ -222,6 +221,14 @@ def _read_sections(path: Path, name: str, width: int) -> dict[str, Any]:
         known = ", ".join(recipe_names())
         raise UserError(f"{path}: extends must name a built-in recipe, one of {known}, not {base}")
     inherited = _read_sections(RECIPES / f"{base}.yaml", base, width)
+    own_tasks = {} if own["tasks"] == MISSING else own["tasks"]
+    for size in inherited["sizes"].values():  # what this file sets is meant for every size
+        for values, replaced in (
+            (size["defaults"], own["defaults"].keys() | own["grid"].keys()),
+            *((values, own_tasks.get(task, {}).keys()) for task, values in size["tasks"].items()),
+        ):
+            for name in values.keys() & replaced:
+                del values[name]
     return inherited | {section: own[section] for section in content}
 
 

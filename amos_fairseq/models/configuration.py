@@ -221,9 +221,7 @@ def transformer_config(
 
 
 def check_family(cfg: EncoderConfig) -> None:
-    """Raise ValueError for settings that ModernBERT's encoder does not have; BERT's does not read those of the other."""
-    if cfg.encoder == BERT:
-        return
+    """Raise ValueError for settings that the encoder of ``--encoder`` does not have."""
     head_width = cfg.encoder_embed_dim // cfg.encoder_attention_heads
     refused = [
         (cfg.relative_position_scheme != "none", "has rotary positions: give --relative-position-scheme none"),
@@ -232,6 +230,10 @@ def check_family(cfg: EncoderConfig) -> None:
         (cfg.local_attention % 2, f"needs an even --local-attention, half on each side, not {cfg.local_attention}"),
         (head_width % 2, f"rotates pairs of numbers, and cannot have heads of the odd width {head_width}"),
     ]
+    if cfg.encoder == BERT:
+        names = ("global_attention_every", "local_attention", "global_rope_theta", "local_rope_theta")
+        defaults = EncoderConfig.__dataclass_fields__
+        refused = [(getattr(cfg, name) != defaults[name].default, f"has no {name}: leave it out") for name in names]
     for is_refused, message in refused:
         if is_refused:
             raise ValueError(f"--encoder {cfg.encoder} {message}")

@@ -200,6 +200,14 @@ def test_values_by_size_and_equal_trials_of_an_extended_recipe(tmp_path):
     file = tmp_path / "mine.yaml"
     file.write_text("extends: electra\ndefaults: {lr: 2e-5, epochs: 3, batch_size: 32, warmup: 0.1}\nsizes: {}\n")
     assert only(load_recipe(str(file), "base"), "CoLA").lr == 2e-5
+    # Without sizes of its own, what the file sets counts for every size; what it does not set is that of the size.
+    file.write_text("extends: electra\ndefaults: {lr: 2e-5, epochs: 3, batch_size: 32, warmup: 0.1}\n")
+    for size in ("small", "base", "large"):
+        assert only(load_recipe(str(file), size), "CoLA").lr == 2e-5
+    file.write_text("extends: electra\ngrid: {lr: [1e-5, 2e-5]}\n")
+    assert [trial.lr for trial in load_recipe(str(file), "base").trials_of("CoLA")] == [1e-5, 2e-5]
+    file.write_text("extends: teams\ntasks: {SQuAD: {lr: 1e-3, epochs: 9}}\n")
+    assert only(load_recipe(str(file), "small"), "SQuAD").epochs == 9
     file.write_text("extends: own_labels\ngrid: {lr: [1e-4, 0.0001, 2e-4]}\n")
     assert len(load_recipe(str(file), "base").trials_of("tagging")) == 2, "equal trials would share a directory"
     assert (load_recipe("amos", "base").size, load_recipe("amos", "small").size) == ("", "small")
