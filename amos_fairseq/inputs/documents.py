@@ -21,6 +21,9 @@ from amos_fairseq.inputs.files import (
     refuse_large,
 )
 from amos_fairseq.inputs.tables import TableFile, require_columns
+from amos_fairseq.output.terminal import say
+
+_UNDECODED = "\ufffd".encode()
 
 
 @dataclass
@@ -47,8 +50,10 @@ class DocumentFile:
         self.num_documents = self.without_text = 0
         table = None if kind_of(self.path) == TEXT else TableFile(self.path, on_read=on_read)
         self.form = TEXT if table is None else table.form
+        num_undecoded = 0
         for document in self._read_text(on_read) if table is None else self._read_table(table):
             self.num_documents += 1
+            num_undecoded += document.count(_UNDECODED)
             yield document
         if not self.num_documents:
             raise UserError(f"{self.path} contains no text: remove it from the inputs or fill it")
@@ -56,7 +61,11 @@ class DocumentFile:
             print_counts(self.path, self.num_documents, "documents", {})
         else:
             left_out = {f"without a text in {self.column}": self.without_text} | table.left_out
-            print_counts(self.path, self.num_documents, "documents", left_out)
+            print_counts(self.path, self.num_documents, table.counted("documents"), left_out)
+        if num_undecoded:
+            say(
+                f"{self.path}: WARNING: {num_undecoded:,} characters U+FFFD: bytes that an earlier program did not decode"
+            )
 
     def print_first(self) -> None:
         """Print the kind and the first document; raise UserError if there is none."""

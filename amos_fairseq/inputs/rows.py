@@ -186,7 +186,7 @@ class Tables:
             raise UserError(f"{path} has no row with a text and a label in {', '.join((*self.text, self.label))}")
         first = f"{' | '.join(rows.texts[0])} -> {labels[0]}"
         columns = [*self.text, self.label]
-        print_what_was_read(path, rows.kind, columns, len(rows), rows.left_out, first, "classify")
+        print_what_was_read(path, rows.kind, columns, len(rows), rows.left_out, first, "classify", rows.what)
         return dataclasses.replace(rows, labels=labels)
 
 
@@ -200,6 +200,7 @@ class LabeledRows:
     texts: list[tuple[str, ...]] = field(default_factory=list)
     labels: list[Any] = field(default_factory=list)  # as they are in the file, or what parse_label() made of them
     left_out: dict[str, int] = field(default_factory=dict)  # why -> how many rows
+    what: str = "rows"  # are counted
     broken_lines: list[int] = field(default_factory=list)
     kind: str = ""  # of the file
 
@@ -250,7 +251,7 @@ def read_rows(
         rows.texts.append(texts_of(values, texts, f"{path}, line {line}"))
         rows.labels.append(values.get(label))
     rows.sha256 = joined_sha256(files_of(path))
-    rows.left_out = table.left_out
+    rows.left_out, rows.what = table.left_out, table.counted("rows")
     return rows
 
 

@@ -52,6 +52,7 @@ class TableFile:
         columns: the names of the columns; 1, 2, ... of TSV and CSV without a ``header``.
         broken_lines: line numbers (from 1) where rows of TSV and CSV begin that have another number of columns. They are
             left out, and so are blank lines, but for those of a table of one column.
+        num_long_rows: rows of TSV and CSV that take several lines, because a line end is between quotes.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class TableFile:
         self.path, self.kind, self.header = path, kind_of(path), header
         self._on_read, self.form = on_read, self.kind
         self.broken_lines: list[int] = []
+        self.num_long_rows = 0
         if self.kind == TEXT:
             raise UserError(f"{path} is no table by its name; {FORMS}")
         if self.kind in (TSV, CSV):
@@ -113,6 +115,10 @@ class TableFile:
         """Why rows were left out -> how many, after they were read."""
         return {"with another number of columns than the first line": len(self.broken_lines)}
 
+    def counted(self, what: str) -> str:
+        """Return ``what`` is counted, and how many rows are more than a line, which quotes that belong to a text can join."""
+        return f"{what} ({self.num_long_rows:,} of several lines, between quotes)" if self.num_long_rows else what
+
     def _objects(self, on_read: OnRead) -> Iterator[tuple[int, dict[str, Any]]]:
         for number, line in read_lines(self.path, on_read):
             if is_blank(line):
@@ -127,6 +133,7 @@ class TableFile:
     def _separated_rows(self) -> Iterator[tuple[int, dict[str, str]]]:
         for number, fields in islice(self._records(self._on_read), int(self.header), None):
             if len(fields) == len(self.columns):
+                self.num_long_rows += any("\n" in field for field in fields)
                 yield number, dict(zip(self.columns, fields, strict=True))
             elif len(fields) > 1 or not is_blank(fields[0]):
                 self.broken_lines.append(number)

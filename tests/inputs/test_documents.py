@@ -57,7 +57,13 @@ def test_rows_without_a_text_are_counted(tmp_path, capsys):
     path = written(tmp_path / "t.tsv", 'text\tid\n"a\nb"\t1\nbroken\n\nc\t2\n')
     assert documents(path) == as_documents("a\nb", "c")
     assert capsys.readouterr().err == (
-        f"prepare: {path}: 2 documents; left out: 1 with another number of columns than the first line\n"
+        f"prepare: {path}: 2 documents (1 of several lines, between quotes); left out: 1 with another number of columns "
+        "than the first line\n"
+    )
+    path = written(tmp_path / "t.txt", "caf\ufffd \ufffd\n\nb\n")
+    assert documents(path) == as_documents("caf\ufffd \ufffd", "b")
+    assert capsys.readouterr().err.endswith(
+        f"prepare: {path}: WARNING: 2 characters U+FFFD: bytes that an earlier program did not decode\n"
     )
 
 

@@ -115,7 +115,7 @@ def label_table(results: Path, file: Path, out: Path, texts: Sequence[str] | Non
         write_predictions(out, table_lines(out.suffix.lower(), columns, labeled_rows()))
     num_broken = len(table.broken_lines)
     without = {"without text": counted["rows"] - counted["with text"] - num_broken} | table.left_out
-    print_counts(file, counted["with text"], "rows are labeled", without, "classify")
+    print_counts(file, counted["with text"], table.counted("rows are labeled"), without, "classify")
     if counted["cut"]:
         say(f"{file}: {counted['cut']:,} rows of more than {loaded.model.max_positions()} tokens are cut", "classify")
     return counted["rows"]

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import re
+import shutil
 import threading
 import zipfile
 
@@ -33,8 +34,14 @@ def test_each_seed_learns_from_its_own_or_from_the_mean(start, data, tmp_path, f
     with pytest.raises(UserError, match=r"has no predictions for CoLA of seed 3; it has CoLA .seeds 1, 2., STS-B"):
         found.predictions(cola, 3)
     labels = dataclasses.replace(cola, record=cola.record | {"labels": ["1", "0"]})
-    with pytest.raises(UserError, match="is for other rows: give the same files"):
+    with pytest.raises(UserError, match="is damaged, or for other rows: give the same files"):
         read_teachers(out, None).predictions(labels, 1)
+    for damaged in ("header\n1\tno number\n", "header\n1\t0.5\t0.5\n"):  # another number of rows
+        shutil.copytree(out, tmp_path / "damaged", dirs_exist_ok=True)
+        for file in (tmp_path / "damaged").rglob("*.tsv"):
+            file.write_text(damaged)
+        with pytest.raises(UserError, match="is damaged, or for other rows"):
+            read_teachers(tmp_path / "damaged", None).predictions(cola, 1)
     # Other teachers make another run, which has their predictions as a file.
     students = [
         open_glue(

@@ -2,6 +2,7 @@
 their average, and SQuAD); and the leaderboard's archive, predictions of the test sets by the best run of each task."""
 
 import argparse
+import contextlib
 import statistics
 import threading
 import zipfile
@@ -75,9 +76,14 @@ def write_train_predictions(directory: Path, data: TextData, logits: np.ndarray)
 def read_predictions(file: Path, data: TextData) -> tuple[np.ndarray, str]:
     """Return the predictions of another model for the training rows of ``data``, [rows, outputs] float32, and the sha256 of
     the file."""
-    if read_json(file.with_suffix(".json"), "write it again with --write-train") != data.rows_identity():
-        raise UserError(f"{file} is for other rows: give the same files, or write it with --write-train")
-    values = np.loadtxt(file, delimiter="\t", skiprows=1, ndmin=2)[:, 1:]
+    is_same = read_json(file.with_suffix(".json"), "write it again with --write-train") == data.rows_identity()
+    values = np.empty((0, 0))
+    with contextlib.suppress(ValueError):  # of a damaged file
+        values = np.loadtxt(file, delimiter="\t", skiprows=1, ndmin=2)[:, 1:]
+    if not is_same or len(values) != data.num_train:
+        raise UserError(
+            f"{file} is damaged, or for other rows: give the same files, or write it again with --write-train"
+        )
     if data.kind == "classes":  # seven digits are written
         values = values / values.sum(axis=1)[:, None]
     return values.astype(np.float32), file_sha256(file)

@@ -152,6 +152,8 @@ def find_files(directory: Path, task: GlueTask) -> dict[str, Path]:
     files = {}
     for split, places in task.files.items():
         paths = _candidates(directory, places)
+        if len(paths) > 1:
+            say(f"{paths[0]} is read, and not {paths[1]}, which is the same part of {task.name}", "glue")
         if paths:
             files[split] = paths[0]
         elif not is_test(split) or task.name == DIAGNOSTIC:

@@ -51,13 +51,17 @@ def test_errors_name_file_and_line(tmp_path):
         assert message in str(error.value)
 
 
-def test_missing_and_compressed_files(tmp_path):
+def test_missing_and_compressed_files(tmp_path, capsys):
     write_raw_glue(tmp_path, "RTE")
     (tmp_path / "RTE" / "dev.tsv").unlink()
     with pytest.raises(UserError, match=r"RTE/dev.tsv: no such file \(nor as .gz, .xz, .zst\)"):
         find_files(tmp_path, TASKS["RTE"])
     (tmp_path / "RTE" / "dev.tsv.xz").write_bytes(lzma.compress(b""))
     assert find_files(tmp_path, TASKS["RTE"])["valid"] == tmp_path / "RTE" / "dev.tsv.xz"
+    assert capsys.readouterr().err == ""
+    (tmp_path / "RTE" / "dev.tsv").write_text("")
+    assert find_files(tmp_path, TASKS["RTE"])["valid"] == tmp_path / "RTE" / "dev.tsv"
+    assert "RTE/dev.tsv is read, and not " in capsys.readouterr().err
 
 
 def test_names_of_tasks():
