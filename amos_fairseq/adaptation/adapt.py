@@ -36,6 +36,7 @@ from amos_fairseq.adaptation import (
     SELF,
     Adaptation,
     begin,
+    check_settings,
     has_begun,
 )
 from amos_fairseq.checkpoint_files import checkpoint_file, num_updates_of
@@ -68,6 +69,7 @@ OF_ENCODER = [f.name for f in dataclasses.fields(EncoderConfig) if f.name not in
 RATE, RATE_OF_NEW, WARMUP = 5e-5, 5e-4, 0.1
 RATE_OF_GENERATOR = 1e-3
 CLIP_NORM = 2.0
+LEARNED = 0.5  # nats below the unigram entropy, from which on a generator knows more than frequencies; ours
 GENERATORS = {512: "mlm_modern_mini", math.inf: "mlm_modern_small"}  # by the widest encoder for which it is new
 
 
@@ -108,6 +110,8 @@ def adapt(args: Adaptation, out: Path, prepare: Callable[[Path, Path], None]) ->
     if (out / RECIPE_OF_GENERATOR).is_file():
         say("the generator is trained first, then the model", "adapt")
         train(out / RECIPE_OF_GENERATOR)
+        if reason := why_useless(read_records(out / "generator")):
+            say(f"WARNING: {reason}", "adapt")
     train(recipe)
     if held_out := describe_held_out(read_records(run)):
         say(held_out, "adapt")
@@ -156,6 +160,21 @@ def describe_training(cfg: DictConfig, num_tokens: int) -> str:
     epochs = cfg.optimization.max_update * text_of_update(cfg) / num_tokens
     often = f"{epochs:,.0f}" if epochs >= 10 else f"{epochs:.2g}"
     return f"{cfg.optimization.max_update:,} updates, which read the text {often} times; {rates}"
+
+
+def why_useless(records: list[dict[str, Any]]) -> str:
+    """Return why a discriminator learns little from a generator, by the last validation of that; empty if it may learn."""
+    last = next((record for record in reversed(records) if record["split"] != "train"), {})
+    loss = min(
+        (value for key, value in last.items() if key.startswith("mlm_loss_") and value is not None), default=None
+    )
+    entropy = last.get("unigram_entropy")
+    if loss is None or entropy is None or loss <= entropy - LEARNED:
+        return ""
+    return (
+        f"the generator's loss on held-out text is {loss:.2f} nats, that of token frequencies alone {entropy:.2f}: detecting "
+        f"its samples teaches little; {OTHER_OUT} and more text, more --updates, or a trained --generator"
+    )
 
 
 def describe_held_out(records: list[dict[str, Any]]) -> str:
@@ -217,6 +236,7 @@ def write_recipes(args: Adaptation, out: Path) -> None:
     generator = args.generator or ([] if objective == MLM or has_own else [NEW])
     if reason := why_impossible(objective, generator, start):
         raise UserError(f"{args.model}: {reason}")
+    check_settings(args.settings, objective)
     model = settings_of_model(objective, generator, start)
     files = [generator_file(source, start, out, number) for number, source in enumerate(generator, start=1)]
     if files:

@@ -95,6 +95,7 @@ def test_recipes(model, flags, base, rates, generator, models, trained, tmp_path
         ("bert", "--objective amos --generator self --generator self", "a mixture needs MLM heads at several depths"),
         ("fresh/amos.pt", "", "a mixture needs MLM heads at several depths"),
         ("bert", "--objective electra --generator self --generator new", "for the mixture of --objective amos alone"),
+        ("bert", "--set model.discriminator_lr_scale=0.5", "has no setting model.discriminator_lr_scale"),
         ("bert", "--set common.seed=many", "common.seed: Value 'many' of type 'str' could not be"),
         ("bert", "--set optimization.lr=[-1]", "optimization.lr (--lr) -1.0 must be above 0"),
         ("", "", "checkpoint_last.pt is missing: give"),
@@ -107,6 +108,15 @@ def test_refusals(model, flags, line, models, trained, tmp_path, capsys) -> None
     assert line in error_line(capsys, main, *arguments, reports_progress=True)
     assert trained == []
     assert not (tmp_path / "out" / "data").exists()
+
+
+def test_a_generator_that_knows_frequencies_alone_is_named() -> None:
+    """By its last validation; the best of its heads counts."""
+    valid = {"split": "valid", "update": 9, "unigram_entropy": 5.0, "mlm_loss_1": 4.7, "mlm_loss_2": 4.6}
+    assert "is 4.60 nats, that of token frequencies alone 5.00" in steps.why_useless(
+        [valid, {"split": "train", "update": 10}]
+    )
+    assert steps.why_useless([valid, valid | {"mlm_loss_2": 4.5}]) == steps.why_useless([]) == ""
 
 
 def test_minutes_are_those_of_the_model(models, trained, tmp_path) -> None:
