@@ -22,8 +22,9 @@ from amos_fairseq.run.hook import Hook
 
 logger = logging.getLogger(__name__)
 
-# cuBLAS reads it when it starts in a process; PyTorch refuses matrix products under any other value than :4096:8 and :16:8.
+# cuBLAS reads it when it starts in a process; PyTorch refuses matrix products under any other value than these.
 WORKSPACE_VARIABLE = "CUBLAS_WORKSPACE_CONFIG"
+WORKSPACES = (":4096:8", ":16:8")
 # What torch.compile needs on each type of device.
 COMPILERS = {
     "cpu": "a C++ compiler (g++ or clang++; CXX names another one)",
@@ -55,7 +56,8 @@ class Determinism(Hook):
     def before_trainer(self, cfg: Any) -> None:
         if not OmegaConf.select(cfg, "model.deterministic") or visible_gpus(cfg) == 0:
             return
-        os.environ.setdefault(WORKSPACE_VARIABLE, ":4096:8")
+        if os.environ.get(WORKSPACE_VARIABLE) not in WORKSPACES:
+            os.environ[WORKSPACE_VARIABLE] = WORKSPACES[0]
         torch.use_deterministic_algorithms(True)
         # By default PyTorch then also fills all new memory, for programs that read it before they write it. This one does not.
         torch.utils.deterministic.fill_uninitialized_memory = False

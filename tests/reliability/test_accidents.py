@@ -45,7 +45,7 @@ def test_kills_change_no_bit(number: int, binarized_corpus: Path, uninterrupted,
 
 @pytest.mark.parametrize("number", range(TRIES))
 def test_a_damaged_file_costs_no_bit(number: int, binarized_corpus: Path, uninterrupted, tmp_path: Path) -> None:
-    """Of a run that stands at its first checkpoint that is still there: it continues to the same end, or is refused."""
+    """Damage a file of an unfinished run: the run continues to the same end, or is refused."""
     draw, run, reference = random.Random(number), tmp_path / "run", uninterrupted(*FLAGS)
     shutil.copytree(reference, run)
     middle = min(run.glob("checkpoint_*_*.pt"), key=lambda path: int(path.stem.split("_")[2]))

@@ -1,4 +1,4 @@
-"""Checkpoints and Hugging Face folders of strangers: refused in one line, or read as what they are; no code runs."""
+"""Checkpoints, Hugging Face folders and raw data of strangers: refused in one line, or read as what they are; no code runs."""
 
 import argparse
 import json
@@ -19,6 +19,8 @@ from damage import HOSTILE_VALUES, TRIES, assert_clean_end, attack_json, damage,
 from hugging_face_folders import TOLERANCE, write_model
 from interrupted_run import checkpoint, flags_command
 from safetensors.torch import load_file, save_file
+from saved_models import small_tokenizer
+from synthetic_squad import make_squad
 from tiny_runs import ROOT
 
 from amos_fairseq.checkpoints.read import load_checkpoint
@@ -96,6 +98,30 @@ def test_checkpoints_execute_nothing(number: int, binarized_corpus: Path, uninte
     code, text = run_bounded(module, arguments, cwd)
     assert not canary.exists(), how
     assert_clean_end(code, text, folder)
+
+
+# A raw file, and the command that reads it.
+READ_BY = {
+    "squad.json": "prepare squad squad.json squad.json tokenizer out",
+    "trees.conllu": "prepare probing --treebank trees.conllu trees.conllu trees.conllu --out out",
+    "table.jsonl": "prepare table.jsonl --tokenizer tokenizer --out out --workers 1",
+}
+
+
+@pytest.mark.parametrize("number", range(TRIES))
+def test_raw_files(number: int, tmp_path: Path) -> None:
+    """Damaged questions, trees or tables; nothing is left of a refusal."""
+    draw, folder = random.Random(number), tmp_path / "work"
+    small_tokenizer().save(folder / "tokenizer")
+    (folder / "squad.json").write_text(json.dumps(make_squad()))
+    rows = ("1\tthe\t_\tDET\t_\t_\t2\tdet\t_\t_\n", "2\tfox\t_\tNOUN\t_\t_\t0\troot\t_\t_\n\n")
+    (folder / "trees.conllu").write_text("".join(rows) * 40)
+    (folder / "table.jsonl").write_text("".join(f'{{"text": "{"the fox " * n}", "id": {n}}}\n' for n in range(1, 60)))
+    path = folder / draw.choice(list(READ_BY))
+    (attack_json if path.suffix == ".json" else damage)(path, draw)
+    code, text = run_bounded("amos_start", READ_BY[path.name].split(), folder)
+    assert_clean_end(code, text, folder)
+    assert (folder / "out").exists() == (code == 0)
 
 
 FAMILIES = {"mpnet": "MPNetForMaskedLM", "electra": "ElectraForPreTraining"}

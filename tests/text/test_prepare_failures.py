@@ -59,7 +59,8 @@ BAD = {
     "--protect <mask>": "--protect '<mask>': give a token without spaces, other than <s>",
     "--protect a▁b": "--protect 'a\\u2581b'",
     "--tokenizer words --protect [E1]": "[E1] is special already, or not in its vocabulary",
-    "--shard-megabytes nan": "--shard-megabytes: nan must be at least 0",
+    "--shard-megabytes nan": "--shard-megabytes: nan must be at least 1e-06 and at most 1,000,000,000",
+    "--valid-share 0": "--valid-share: 0 must be at least 1e-06",
     f"--workers {2**31}": "at most 1,024",
 }
 
