@@ -130,7 +130,8 @@ def test_a_run_of_minutes_ends_in_time(binarized_corpus: Path, tmp_path: Path) -
     logged = [record for record in records(tmp_path / "run") if record["split"] == "train"]
     lengths = [record["tokens_per_block"] for record in logged]
     assert (lengths[0], lengths[-1], lengths) == (8, 32, sorted(lengths))
-    assert 0 < logged[-1]["lr"] < 0.1 * max(record["lr"] for record in logged)
+    # 0: on a busy machine the validation takes longer than the one before, and the last update starts after the decay.
+    assert 0 <= logged[-1]["lr"] < 0.1 * max(record["lr"] for record in logged)
     last = checkpoint(tmp_path / "run")["optimizer_history"][-1]
     assert last["lr_scheduler_state"]["ended_minutes"] == 0.2
     *_, end = records(tmp_path / "run")
