@@ -31,7 +31,6 @@ def add_parser(subparsers: Any) -> None:
     text += "(default: the generator's depths, and the last layer of the others)"
     add("--layers", metavar="LIST", help=text)
     add("--tasks", metavar="LIST", help="tasks, separated by commas (default: all in --data)")
-    add("--baseline", action="store_true", help="also probe random weights, and the token embeddings without any layer")
     add("--seeds", type=SIZE, metavar="N", default=1, help="probes per layer and task, with seeds 1 to N")
     text = "linear, as in AMOS, or mlp, with a projection to 256 and a hidden layer, as in Tenney et al."
     add("--classifier", choices=("linear", "mlp"), default="linear", help=text)
@@ -65,7 +64,7 @@ def run(arguments: argparse.Namespace) -> None:
         loaded.model.to(device)
         lr = arguments.lr or LEARNING_RATES[arguments.classifier]
         settings = ProbeSettings(arguments.classifier, lr, updates=arguments.updates)
-        chosen = {"parts": arguments.part, "layers": arguments.layers, "with_baselines": arguments.baseline}
+        chosen = {"parts": arguments.part, "layers": arguments.layers}
         table = run_probes(loaded, tasks, arguments.out, settings, **chosen, num_seeds=arguments.seeds, device=device)
     table.print()
     print(f"results: {arguments.out}/results.json, table.md")

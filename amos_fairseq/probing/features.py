@@ -1,6 +1,6 @@
 """Hidden states of frozen encoders, computed once per text into memory-mapped files.
 
-Shapes: B sequences, T tokens, D width of an encoder, E width of the token embeddings, P pieces of all sentences of a split.
+Shapes: B sequences, T tokens, D width of an encoder, P pieces of all sentences of a split.
 """
 
 import contextlib
@@ -28,11 +28,7 @@ from amos_fairseq.modules.encoder import TransformerEncoder
 from amos_fairseq.output.terminal import progress_bar
 from amos_fairseq.probing.tasks import AnnotatedText
 
-PIECES = "pieces"  # the "layer" of token embeddings that are only looked up
 TOKENS_PER_BATCH = 8192
-RANDOM_SEED = 1  # of the random weights, the same for every seed of a probe
-
-Layer = int | str
 
 
 @dataclass(frozen=True)
@@ -84,25 +80,15 @@ def choose_parts(loaded: LoadedCheckpoint, parts: dict[str, ProbedPart], names: 
     return names
 
 
-def random_weights(model: BaseFairseqModel, seed: int) -> BaseFairseqModel:
-    """Return a model of the same architecture, newly initialized as for pretraining, in eval mode."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return type(model)(model.cfg, model.vocabulary).eval()
-
-
 @torch.no_grad()
-def hidden_states(
-    part: ProbedPart, layers: Sequence[Layer], tokens: Tensor, pad: int, lengths: Sequence[int] | None = None
-) -> dict[Layer, Tensor]:
-    """Compute states of unmasked text in eval mode: [B,T] int64 -> [B,T,D] for each layer, [B,T,E] for the pieces.
+def hidden_states(part: ProbedPart, layers: Sequence[int], tokens: Tensor, lengths: Sequence[int]) -> dict[int, Tensor]:
+    """Compute states of unmasked text in eval mode: [B,T] int64 -> [B,T,D] for each of ``layers``, numbers of ``part.layers``.
 
-    ``layers``: numbers of ``part.layers``, or :data:`PIECES`; ``lengths``: number of tokens of each text.
+    ``lengths``: number of tokens of each text.
     """
-    embeddings, padding_mask = part.embed_tokens(tokens), tokens.eq(pad) if lengths is None else None
-    states: dict[Layer, Tensor] = {PIECES: embeddings}
-    for encoder in {id(part.layers[layer][0]): part.layers[layer][0] for layer in layers if layer != PIECES}.values():
-        outputs = encoder(embeddings, padding_mask, with_input=True, lengths=lengths)
+    embeddings, states = part.embed_tokens(tokens), {}
+    for encoder in {part.layers[layer][0] for layer in layers}:
+        outputs = encoder(embeddings, with_input=True, lengths=lengths)
         states |= {number: outputs[index] for number, (owner, index) in part.layers.items() if owner is encoder}
     return {layer: states[layer] for layer in layers}
 
@@ -178,11 +164,11 @@ def split_targets(examples: Sequence[AnnotatedText], encoded: EncodedSplit, labe
 def stored_features(
     folder: Path,
     part: ProbedPart,
-    layers: Sequence[Layer],
+    layers: Sequence[int],
     splits: dict[str, EncodedSplit],
     pad: int,
     device: str,
-) -> Iterator[dict[str, dict[Layer, Tensor]]]:
+) -> Iterator[dict[str, dict[int, Tensor]]]:
     """Compute features [P,D] float32 by split and layer as memory maps in ``folder``, which is removed after the body."""
     shutil.rmtree(folder, ignore_errors=True)  # of a command that was killed
     try:
@@ -201,12 +187,12 @@ def _store_split(
     folder: Path,
     split: str,
     part: ProbedPart,
-    layers: Sequence[Layer],
+    layers: Sequence[int],
     encoded: EncodedSplit,
     pad: int,
     device: str,
-) -> dict[Layer, np.memmap]:
-    files: dict[Layer, np.memmap] = {}
+) -> dict[int, np.memmap]:
+    files: dict[int, np.memmap] = {}
     num_pieces = [len(sentence) - 2 for sentence in encoded.sentences]
     starts = np.concatenate([[0], np.cumsum(num_pieces)])
     with progress_bar(encoded.num_pieces, f"features of {part.name}, {split}", "piece", delay=2) as bar:
@@ -214,7 +200,7 @@ def _store_split(
             sentences = [encoded.sentences[i] for i in batch]
             tokens = pad_sequence(sentences, batch_first=True, padding_value=pad).to(device)
             lengths = [len(sentence) for sentence in sentences]
-            for layer, states in hidden_states(part, layers, tokens, pad, lengths).items():
+            for layer, states in hidden_states(part, layers, tokens, lengths).items():
                 states = states.float().cpu().numpy()
                 if not np.isfinite(states).all():
                     raise UserError(f"the states of {part.name}, layer {layer}, are not finite: its training diverged")

@@ -25,16 +25,12 @@ from amos_fairseq.errors import UserError
 from amos_fairseq.files import distinct_names, file_sha256, json_text, whole_folder, write_text
 from amos_fairseq.output.terminal import Table, format_score, progress_bar, say
 from amos_fairseq.probing.features import (
-    PIECES,
-    RANDOM_SEED,
     EncodedSplit,
-    Layer,
     ProbedPart,
     SplitTargets,
     choose_parts,
     encode_split,
     parts_of,
-    random_weights,
     split_targets,
     stored_features,
 )
@@ -292,7 +288,7 @@ class ProbeResult:
     """The score of one probe."""
 
     task: str
-    layer: str  # such as "generator 4", "generator pieces" (token embeddings alone), "generator 4, random weights"
+    layer: str  # such as "generator 4"
     seed: int  # of the probe; 0 for the most frequent label, which has none
     score: float  # micro-F1, from 0 to 1
     targets: int  # number of targets that the score counts
@@ -343,17 +339,6 @@ def read_probe_results(folder: Path) -> ProbeResults:
         raise UserError(f"{file} is not readable as results of amos probe: write it again with amos probe") from error
 
 
-class ProbedLayers(NamedTuple):
-    """Layers of one network."""
-
-    part: ProbedPart
-    layers: list[Layer]
-    is_random: bool = False  # a network of the same architecture with random weights
-
-    def name(self, layer: Layer) -> str:
-        return f"{self.part.name} {layer}" + ", random weights" * self.is_random
-
-
 class TextGroup(NamedTuple):
     """Tasks with the same texts, these texts as pieces, and the targets by task and split."""
 
@@ -370,51 +355,36 @@ def run_probes(
     *,
     parts: Sequence[str] | None = None,
     layers: str | None = None,
-    with_baselines: bool = False,
     num_seeds: int = 1,
     device: str = "cpu",
 ) -> Table:
     """Train every probe, write ``results.json`` and ``table.md`` to the new folder ``out``, and return the table."""
-    chosen = choose_layers(loaded, parts, layers, with_baselines, device)
+    known = parts_of(loaded.model)
+    chosen = [(known[name], parse_layers(layers, known[name])) for name in choose_parts(loaded, known, parts)]
     groups = group_by_texts(loaded, tasks)
     results = []
     with whole_folder(out.absolute()) as unfinished:
-        for group, probed in itertools.product(groups, chosen):
-            results += train_probes(loaded, group, probed, settings, num_seeds, device, unfinished / "features")
+        for group, (part, numbers) in itertools.product(groups, chosen):
+            results += train_probes(loaded, group, part, numbers, settings, num_seeds, device, unfinished / "features")
         results += [majority_result(task) for task in tasks]
         names = [task.name for task in tasks]
         results.sort(key=lambda result: names.index(result.task))
         checkpoint = {"file": str(loaded.file), "sha256": file_sha256(loaded.file)}
         checkpoint |= {"model": type(loaded.model).__name__, "num_updates": loaded.num_updates}
-        fixed = {"features": "whitened", "threshold": THRESHOLD, "random_weights_seed": RANDOM_SEED}
+        fixed = {"features": "whitened", "threshold": THRESHOLD}
         fixed["data_sha256"] = {task.name: task.sha256 for task in tasks}
-        notes = list(notes_on(groups, loaded.model.max_positions(), with_baselines))
+        notes = list(notes_on(groups, loaded.model.max_positions()))
         content = ProbeResults(checkpoint, asdict(settings) | fixed, notes, results)
         write_text(unfinished / RESULTS_FILE, json_text(asdict(content)))
         write_text(unfinished / "table.md", content.table().as_markdown())
         return content.table()
 
 
-def choose_layers(
-    loaded: LoadedCheckpoint, names: Sequence[str] | None, layers: str | None, with_baselines: bool, device: str
-) -> list[ProbedLayers]:
-    parts = parts_of(loaded.model)
-    layers_of = {name: parse_layers(layers, parts[name]) for name in choose_parts(loaded, parts, names)}
-    probed = [ProbedLayers(parts[name], chosen) for name, chosen in layers_of.items()]
-    if with_baselines:
-        # Parts that share their token embeddings share this baseline.
-        tables = {id(parts[name].embed_tokens): parts[name] for name in reversed(layers_of)}
-        probed += [ProbedLayers(part, [PIECES]) for part in reversed(tables.values())]
-        random_parts = parts_of(random_weights(loaded.model, RANDOM_SEED).to(device))
-        probed += [ProbedLayers(random_parts[name], chosen, is_random=True) for name, chosen in layers_of.items()]
-    return probed
-
-
-def parse_layers(text: str | None, part: ProbedPart) -> list[Layer]:
+def parse_layers(text: str | None, part: ProbedPart) -> list[int]:
     """Parse "4,6"; None gives the default layers of the part."""
     if text is None:
         return list(part.default_layers)
-    known: dict[str, Layer] = {str(number): number for number in sorted(part.layers)}
+    known = {str(number): number for number in sorted(part.layers)}
     entries = list(dict.fromkeys(entry.strip() for entry in text.split(",")))
     for entry in entries:
         if entry not in known:
@@ -437,10 +407,10 @@ def group_by_texts(loaded: LoadedCheckpoint, tasks: Sequence[ProbingTask]) -> li
 
 def targets_of(task: ProbingTask, encoded: dict[str, EncodedSplit]) -> dict[str, SplitTargets]:
     targets = {split: split_targets(texts, encoded[split], task.labels) for split, texts in task.splits.items()}
-    for split, of_split in targets.items():
-        if not len(of_split.starts):
+    for split, split_target in targets.items():
+        if not len(split_target.starts):
             raise UserError(
-                f"{task.name}: none of the {of_split.num_unread} targets in {split} is within the tokens that the model "
+                f"{task.name}: none of the {split_target.num_unread} targets in {split} is within the tokens that the model "
                 "reads: give shorter texts"
             )
     return targets
@@ -455,17 +425,18 @@ def majority_result(task: ProbingTask) -> ProbeResult:
 def train_probes(
     loaded: LoadedCheckpoint,
     group: TextGroup,
-    probed: ProbedLayers,
+    part: ProbedPart,
+    layers: Sequence[int],
     settings: ProbeSettings,
     num_seeds: int,
     device: str,
     folder: Path,
 ) -> list[ProbeResult]:
-    """Train the probes of all layers of one network, whose features are in ``folder`` meanwhile."""
+    """Train the probes of ``layers`` of one network, whose features are in ``folder`` meanwhile."""
     results, pad = [], loaded.dictionary.pad()
-    with stored_features(folder, probed.part, probed.layers, group.encoded, pad, device) as stored:
-        for task, layer, seed in itertools.product(group.tasks, probed.layers, range(1, num_seeds + 1)):
-            began, targets, name = time.monotonic(), group.targets[task.name], probed.name(layer)
+    with stored_features(folder, part, layers, group.encoded, pad, device) as stored:
+        for task, layer, seed in itertools.product(group.tasks, layers, range(1, num_seeds + 1)):
+            began, targets, name = time.monotonic(), group.targets[task.name], f"{part.name} {layer}"
             features = {split: stored[split][layer] for split in targets}
             probe_data = ProbeData(features, targets, task.labels, task.scored_split)
             scored = train_probe(probe_data, settings, seed, device, f"{name}, {task.name}")
@@ -476,7 +447,7 @@ def train_probes(
     return results
 
 
-def notes_on(groups: Sequence[TextGroup], limit: int, with_baselines: bool) -> Iterable[str]:
+def notes_on(groups: Sequence[TextGroup], limit: int) -> Iterable[str]:
     """Yield what a reader of the scores must know besides the settings of the probes."""
     tasks = [(task, group.targets[task.name]) for group in groups for task in group.tasks]
     for task, targets in tasks:
@@ -490,7 +461,4 @@ def notes_on(groups: Sequence[TextGroup], limit: int, with_baselines: bool) -> I
             yield f"{task.name}: {problem}: {', '.join(unread)}"
     if on_valid := [task.name for task, _ in tasks if task.scored_split == "valid"]:
         yield f"{', '.join(on_valid)}: no test split; scored on the validation split, like the choice of weights"
-    if with_baselines:
-        yield "pieces: the trained token embeddings, without positions and layers"
-        yield f"random weights: the same architecture, newly initialized with seed {RANDOM_SEED}"
     yield "most frequent label: the one of the training split as the answer for every target"

@@ -13,7 +13,7 @@ import json
 import re
 import shlex
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -121,12 +121,8 @@ def read_tasks(data: Path, chosen: str | None) -> list[ProbingTask]:
         wanted = f"no task {min(names - folders.keys())!r}" if names else "no folder TASK/train.jsonl"
         present = ", ".join(sorted(map(repr, folders))) or "none; amos prepare probing writes them"
         raise UserError(f"{data} has {wanted}; the tasks there: {present}")
-    return [read_task(folders[name]) for name in sorted_tasks(names)]
-
-
-def sorted_tasks(names: Iterable[str]) -> list[str]:
-    """Return the names in the order of :data:`ORDER`, others by name after them."""
-    return sorted(names, key=lambda name: (ORDER.index(name) if name in ORDER else len(ORDER), name))
+    rank = {name: place for place, name in enumerate(ORDER)}
+    return [read_task(folders[name]) for name in sorted(names, key=lambda name: (rank.get(name, len(ORDER)), name))]
 
 
 def read_task(folder: Path) -> ProbingTask:
@@ -158,16 +154,16 @@ def parse_example(content: Record) -> AnnotatedText:
 
 
 def _target(content: Any, num_words: int) -> Target:
-    labels = content.get("label") if isinstance(content, dict) else None
-    labels = [labels] if isinstance(labels, str) else labels
-    spans = (
-        [content[name] for name in ("span1", "span2") if content.get(name) is not None] if labels is not None else []
-    )
-    is_target = spans and isinstance(labels, list) and all(_is_span(span, num_words) for span in spans)
-    if not is_target or "span1" not in content:
+    record = content if isinstance(content, dict) else {}
+    spans, labels = [record.get("span1")], record.get("label")
+    if record.get("span2") is not None:
+        spans.append(record["span2"])
+    if isinstance(labels, str):
+        labels = [labels]
+    if not isinstance(labels, list) or not all(_is_span(span, num_words) for span in spans):
         form = f'{{"span1": [start, end], "label": text or list of texts}}, the end exclusive, within {num_words} words'
         raise ValueError(f"a target is {form}, also span2: got {content!r:.100}")
-    return Target(tuple((span[0], span[1]) for span in spans), tuple(dict.fromkeys(map(plain_name, labels))))
+    return Target(tuple(map(tuple, spans)), tuple(dict.fromkeys(map(plain_name, labels))))
 
 
 def _is_span(span: Any, num_words: int) -> bool:

@@ -172,37 +172,49 @@ def panels_figure(panels: Sequence[Panel], runs: Sequence[RunCurves]) -> Figure:
 
 
 def draw_panel(ax: Axes, panel: Panel, runs: Sequence[RunCurves]) -> None:
-    """Draw the training lines and validation markers of runs."""
+    """Draw the training lines and validation markers of runs, and the panel's reference levels."""
     depths = depth_names(panel, runs)
     colours = depth_colours(len(depths))
     for index, run in enumerate(runs):
+        dashes, marker = run_style(index)
         for depth, depth_colour in zip(depths, colours, strict=True):
-            colour = depth_colour if panel.per_depth else run_colour(index)
-            dashes, marker = run_style(index)
-            training, validation = (run.get(split, panel.key + depth) for split in ("train", "valid"))
+            colour, key = depth_colour if panel.per_depth else run_colour(index), panel.key + depth
+            training, validation = run.get("train", key), run.get("valid", key)
             if training.updates:
-                # A line through one point is invisible.
-                point = {"marker": "_", "markersize": 12} if len(training.updates) == 1 else {}
-                ax.plot(*training, color=colour, linestyle=dashes, linewidth=1, alpha=0.85, **point)
+                draw_training(ax, training, colour, dashes)
             if validation.updates and not panel.training_only:
-                size = 5 if len(validation.updates) <= 30 else 3.5  # many validations would hide the line
-                edge = {"markeredgecolor": "white", "markeredgewidth": 0.1 * size}
-                ax.plot(*validation, color=colour, linestyle="none", marker=marker, markersize=size, zorder=3, **edge)
+                draw_validation(ax, validation, colour, marker)
     for level, label in reference_levels(panel, runs):
         ax.axhline(level, color=GREY, linewidth=0.8, linestyle=":")
         ax.annotate(label, (1, level), xycoords=("axes fraction", "data"), ha="right", va="bottom", color=GREY, size=8)
+    format_axes(ax, panel)
+    if panel.per_depth:
+        handles = [Line2D([], [], color=colour, linewidth=2) for colour in colours]
+        ax.legend(handles, [f"depth {depth}" for depth in depths], fontsize=8)
+
+
+def draw_training(ax: Axes, curve: Curve, colour: str, dashes: object) -> None:
+    # A line through one point is invisible.
+    point = {"marker": "_", "markersize": 12} if len(curve.updates) == 1 else {}
+    ax.plot(*curve, color=colour, linestyle=dashes, linewidth=1, alpha=0.85, **point)
+
+
+def draw_validation(ax: Axes, curve: Curve, colour: str, marker: str) -> None:
+    size = 5 if len(curve.updates) <= 30 else 3.5  # many validations would hide the line
+    edge = {"markeredgecolor": "white", "markeredgewidth": 0.1 * size}
+    ax.plot(*curve, color=colour, linestyle="none", marker=marker, markersize=size, zorder=3, **edge)
+
+
+def format_axes(ax: Axes, panel: Panel) -> None:
     ax.set_ylim(*panel.y_limits)
     ax.set(xlabel="update", ylabel=panel.y_label)
-    draw_grid(ax)
+    ax.grid(alpha=0.25, linewidth=0.6)
     ax.xaxis.set_major_locator(MaxNLocator(7, integer=True, steps=[1, 2, 5, 10]))
     ax.xaxis.set_major_formatter(EngFormatter(sep=""))
     if panel.key == "wps":
         ax.yaxis.set_major_formatter(EngFormatter(sep=""))
     elif panel.key == "lr":
         ax.ticklabel_format(axis="y", scilimits=(-2, 3), useMathText=True)
-    if panel.per_depth:
-        handles = [Line2D([], [], color=colour, linewidth=2) for colour in colours]
-        ax.legend(handles, [f"depth {depth}" for depth in depths], fontsize=8)
 
 
 def reference_levels(panel: Panel, runs: Sequence[RunCurves]) -> list[tuple[float, str]]:
@@ -294,10 +306,6 @@ def figure_of_panels(number: int, most_columns: int, legend_inches: float = 0.0)
     for ax in axes[number:]:
         ax.set_axis_off()
     return figure, axes[:number]
-
-
-def draw_grid(ax: Axes) -> None:
-    ax.grid(alpha=0.25, linewidth=0.6)
 
 
 def as_svg(figure: Figure) -> bytes:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from amos_fairseq.checkpoints.read import LoadedCheckpoint, load_checkpoint
 from amos_fairseq.errors import UserError
 from amos_fairseq.probing import features
-from amos_fairseq.probing.features import PIECES, encode_split, parts_of, stored_features
+from amos_fairseq.probing.features import encode_split, parts_of, stored_features
 from amos_fairseq.probing.tasks import AnnotatedText
 
 TEXTS = ["the quick brown fox", "a lazy dog", "jumps over the end of the brown dog and the fox", "the"]
@@ -41,7 +41,7 @@ def modules_of(model: nn.Module, objective: str) -> dict[str, nn.ModuleList]:
     return generators() | {"discriminator": model.discriminator.layers}
 
 
-def features_of(folder: Path, loaded: LoadedCheckpoint, part: str, layers: list[int | str]):
+def features_of(folder: Path, loaded: LoadedCheckpoint, part: str, layers: list[int]):
     """A context with the states of all texts, by split and layer."""
     encoded = {"train": encode_split(loaded, EXAMPLES)}
     return stored_features(folder, parts_of(loaded.model)[part], layers, encoded, loaded.dictionary.pad(), "cpu")
@@ -74,7 +74,7 @@ def test_features_are_the_states_of_a_forward_pass(objective: str, tmp_path: Pat
     parts, modules = parts_of(loaded.model), modules_of(loaded.model, objective)
     assert modules.keys() <= parts.keys()
     for part_name, layers in modules.items():
-        part, wanted = parts[part_name], [*range(len(layers) + 1), PIECES]
+        part, wanted = parts[part_name], list(range(len(layers) + 1))
         with features_of(tmp_path / part_name, loaded, part_name, wanted) as found:
             stored = {layer: states.clone() for layer, states in found["train"].items()}
         assert not (tmp_path / part_name).exists()
@@ -85,7 +85,6 @@ def test_features_are_the_states_of_a_forward_pass(objective: str, tmp_path: Pat
             rows = slice(start, start + len(tokens) - 2)
             start = rows.stop
             expected = {number: outputs_of(layer, forward, tokens) for number, layer in enumerate(layers, start=1)}
-            expected[PIECES] = part.embed_tokens.weight[tokens]
             expected[0] = encoder.embed(part.embed_tokens(tokens[None]), None)[0]
             for layer, states in expected.items():
                 torch.testing.assert_close(stored[layer][rows], states[1:-1], **ROUNDING)

@@ -181,13 +181,13 @@ def test_the_most_frequent_label_equals_scikit_learn():
 
 def test_a_row_of_the_table_is_a_layer():
     """The deviation of 0.5 and 0.7 with divisor n - 1 is 0.1414."""
-    scores = [("pos", "generator 4", 0.5), ("pos", "generator 4", 0.7), ("pos", "generator pieces", 0.25)]
+    scores = [("pos", "generator 4", 0.5), ("pos", "generator 4", 0.7), ("pos", "generator 2", 0.25)]
     results = [ProbeResult(task, layer, 1, score, 9) for task, layer, score in [*scores, ("srl", "generator 4", 0.125)]]
     checkpoint = {"file": "mine/checkpoint_last.pt", "model": "AmosModel", "num_updates": 7}
     table = ProbeResults(checkpoint, {"classifier": "linear"}, ["a note"], results).table()
     assert (table.title, table.notes[-1]) == ("Edge probing of mine (AmosModel) after 7 updates", "a note")
     assert table.columns == ["layer", "pos", "srl"]
-    assert table.rows == [["generator 4", "60.0 ± 14.1", "12.5"], ["generator pieces", "25.0", "-"]]
+    assert table.rows == [["generator 4", "60.0 ± 14.1", "12.5"], ["generator 2", "25.0", "-"]]
 
 
 def test_a_file_of_something_else_is_one_line(tmp_path):
