@@ -6,7 +6,7 @@ from pathlib import Path
 
 from amos_fairseq.cli.arguments import add_overrides, import_fairseq, number, refuse_given
 from amos_fairseq.errors import UserError
-from amos_fairseq.experiments import SAMPLING_EXPONENT, recipe_file
+from amos_fairseq.experiments import recipe_file
 from amos_fairseq.output.terminal import say
 from amos_fairseq.recipes import PRECISIONS
 
@@ -76,14 +76,6 @@ def add_arguments(
     add("--precision", choices=PRECISIONS, default="float32", help=text)
     text = "keep all checkpoints of every run, not only the weights of each task's best run"
     add("--keep-checkpoints", action="store_true", help=text)
-
-
-def add_sampling_exponent(parser: argparse.ArgumentParser, what: str) -> None:
-    """Add the option of several tasks in one model; ``what``: what it is for."""
-    text = f"{what}: the share of a task of N rows is proportional to N to this power (0: equal shares; 1: by size)"
-    parser.add_argument(
-        "--sampling-exponent", type=number(float, 0, 1), metavar="E", default=SAMPLING_EXPONENT, help=text
-    )
 
 
 def add_cross_views(parser: argparse.ArgumentParser, views: tuple[str, ...]) -> None:

@@ -27,25 +27,15 @@ def add_parser(subparsers: Any) -> None:
     text = "predict the test sets with each task's best run on dev and write the archive for the leaderboard"
     add("--write-test", action="store_true", help=text)
     add("--multi-task", action="store_true", help="train one model for all tasks, with a head for each")
-    fine_tuning.add_sampling_exponent(parser, "of --multi-task")
-    text = "also train on predictions of other models: OUT of this command with --write-train"
-    add("--teachers", metavar="DIR", type=Path, help=text)
-    text = "learn from the mean of the teachers of all seeds (default: each seed from the teacher of the same seed)"
-    add("--ensemble", action="store_true", help=text)
-    text = "weight of the labels beside the teachers' predictions: a number from 0 to 1, or annealed, from 0 to 1 over the "
-    text += "updates (default: annealed)"
-    add("--gold-weight", metavar="W", help=text)
+    text = "also train on predictions of other models, each seed on those of the same seed: OUT of this command with "
+    add("--teachers", metavar="DIR", type=Path, help=text + "--write-train")
     text = "write each run's predictions of the rows that it was trained on, for --teachers"
     add("--write-train", action="store_true", help=text)
 
 
 def run(arguments: argparse.Namespace) -> None:
-    if arguments.teachers is None:
-        refuse_given(arguments, ["ensemble", "gold_weight"], "has no effect without --teachers")
     if arguments.multi_task:
         refuse_given(arguments, ["intermediate"], "has no effect with --multi-task, which trains on MNLI too")
-    else:
-        refuse_given(arguments, ["sampling_exponent"], "has no effect without --multi-task")
     parse_tasks(arguments.tasks)
     fine_tuning.start(arguments)
     from amos_fairseq.downstream.texts.glue.command import Glue, main

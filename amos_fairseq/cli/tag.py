@@ -38,7 +38,6 @@ def add_parser(subparsers: Any) -> None:
     add_label_columns(parser.add_argument)
     add_unlabeled(parser.add_argument)
     fine_tuning.add_cross_views(parser, TAGGING_VIEWS)
-    fine_tuning.add_sampling_exponent(parser, "of --data A B")
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -47,8 +46,6 @@ def run(arguments: argparse.Namespace) -> None:
     if arguments.data is not None:
         reason = "is for raw files; --data was prepared with its own"
         refuse_given(arguments, ["column", "columns", "labeled", "unlabeled"], reason)
-    if len(arguments.data or ()) < 2:
-        refuse_given(arguments, ["sampling_exponent"], "has no effect on a single column")
     if arguments.predict is None:
         fine_tuning.check_data(arguments, needs_dev=False)
     fine_tuning.start(arguments)

@@ -180,20 +180,13 @@ class LabeledSequences(EpochOrder, FairseqDataset):
     size = num_tokens
 
 
-def rows_per_epoch(sizes: Sequence[int], exponent: float) -> list[int]:
+def rows_per_epoch(sizes: Sequence[int], exponent: float = SAMPLING_EXPONENT) -> list[int]:
     """Return n = |D_max|^(1-e) |D|^e, rounded, for tasks of |D| rows and ``exponent`` e: the largest is read once an epoch.
 
     So P(task) is proportional to |D|^e (thesis, section 3.3: 0.75); there tasks are drawn at random, here in fixed numbers.
     """
     largest = max(sizes)
     return [round(largest ** (1 - exponent) * size**exponent) for size in sizes]
-
-
-def note_on_shares(exponent: float) -> tuple[str, ...]:
-    """Return the footnote of scores with another exponent than the thesis has."""
-    if exponent == SAMPLING_EXPONENT:
-        return ()
-    return (f"a task of N rows has a share of the training proportional to N^{exponent:g} (--sampling-exponent)",)
 
 
 def check_epoch(num_rows: int, update: int) -> None:

@@ -209,12 +209,8 @@ class BenchmarkTask:
     data_sha256: str  # fingerprint of the prepared data
     trials: tuple[Hyperparameters, ...]  # the combinations of hyperparameters to run: one, or those of a grid
     notes: tuple[str, ...] = ()  # footnotes for the scores, such as a training set that differs from the official one
-    sampling_exponent: float | None = None  # of the shares of several tasks that one model learns
-
-    @property
-    def continues_across_epochs(self) -> bool:
-        """Whether the examples that make no whole update at the end of an epoch begin the next one."""
-        return self.sampling_exponent is not None
+    # Of several tasks that one model learns: examples that make no whole update at the end of an epoch begin the next one.
+    continues_across_epochs: bool = False
 
     @property
     def scores_best(self) -> bool:
@@ -326,7 +322,6 @@ class Benchmark(ABC):
         runs = []
         for task in tasks:
             data = {"task": task.name, "data_sha256": task.data_sha256, "rows": task.num_examples}
-            data |= {"sampling_exponent": task.sampling_exponent}
             for trial in task.trials:
                 for seed in session.seeds:
                     settings = origin | data | self.more_settings(task.name, seed)

@@ -132,7 +132,6 @@ def test_what_cannot_be_used_is_refused_in_one_line(start, tmp_path, capsys) -> 
         ("tag", ["--dev", "a"], "give either raw files"),
         ("squad", ["--data", "d", "--train", "a", "--dev", "a"], "give either raw files"),
         ("tag", ["--data", "d", "--column", "a"], "--column is for raw files"),
-        ("tag", ["--data", "d", "--sampling-exponent", "1"], "--sampling-exponent has no effect on a single column"),
     ):
         arguments = [command, "--checkpoint", start, "--out", tmp_path / "out", "--cpu", *flags]
         assert reason in error_line(capsys, main, *arguments, reports_progress=True), flags

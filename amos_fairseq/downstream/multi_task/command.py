@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from amos_fairseq.checkpoints.read import load_checkpoint
-from amos_fairseq.downstream.labeled_task import AVERAGE, check_epoch, note_on_shares, rows_per_epoch
+from amos_fairseq.downstream.labeled_task import AVERAGE, check_epoch, rows_per_epoch
 from amos_fairseq.downstream.texts.command import TextData
 from amos_fairseq.downstream.texts.glue.command import MULTI, Glue
 from amos_fairseq.downstream.texts.glue.tasks import AVERAGED
 from amos_fairseq.downstream.texts.scores import average_score
-from amos_fairseq.experiments.benchmark import BenchmarkTask, TaskRun, usable_folder
+from amos_fairseq.experiments.benchmark import BenchmarkTask, usable_folder
 from amos_fairseq.experiments.records import RunResult, TaskSummary, content_sha256, divide, summarize_divided
 
 
@@ -26,12 +26,12 @@ class MultiTaskGlue(Glue):
             usable_folder(data.directory)
         trials = self.session.recipe.trials_of(MULTI)
         tasks = [data.as_task(self.max_positions, trials) for data in self.prepared.values()]
-        exponent = self.options.sampling_exponent
-        num_rows = sum(rows_per_epoch([task.num_examples for task in tasks], exponent))
+        num_rows = sum(rows_per_epoch([task.num_examples for task in tasks]))
         check_epoch(num_rows, max(trial.batch_size for trial in trials))
         sha256 = content_sha256({task.name: [task.data_sha256, task.num_examples] for task in tasks})
-        notes = (*note_on_shares(exponent), *(note for task in tasks for note in task.notes))
-        return {MULTI: BenchmarkTask(MULTI, num_rows, AVERAGE, sha256, trials, notes, exponent)}
+        notes = tuple(note for task in tasks for note in task.notes)
+        task = BenchmarkTask(MULTI, num_rows, AVERAGE, sha256, trials, notes, continues_across_epochs=True)
+        return {MULTI: task}
 
     @property
     def model_name(self) -> str:
@@ -39,9 +39,6 @@ class MultiTaskGlue(Glue):
 
     def tables_of(self, task: str) -> list[TextData]:
         return list(self.prepared.values())
-
-    def train_flags(self, run: TaskRun) -> list[str]:
-        return [*super().train_flags(run), "--sampling-exponent", str(self.options.sampling_exponent)]
 
     def evaluate(self, task: str, checkpoint: Path, device: str, stop: threading.Event) -> dict[str, float]:
         """Return the scores of all tasks, each with the name of its task before it, and their ``average``."""

@@ -141,14 +141,10 @@ def parse_gold_weight(cfg: TextClassificationConfig) -> float | None:
         if cfg.max_update <= 0:
             raise UserError("--gold-weight annealed rises until --max-update: give that, or a number")
         return None
-    return gold_weight_of(cfg.gold_weight)
-
-
-def gold_weight_of(text: str) -> float:
     try:
-        return finite_number(float(text), 0, 1)
+        return finite_number(float(cfg.gold_weight), 0, 1)
     except ValueError as error:
-        raise UserError(f"--gold-weight {text}: give {ANNEALED}, or a number from 0 to 1") from error
+        raise UserError(f"--gold-weight {cfg.gold_weight}: give {ANNEALED}, or a number from 0 to 1") from error
 
 
 def outputs_shape(directory: Path, split: str, record: dict[str, Any]) -> tuple[int, int]:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from amos_fairseq.checkpoint_files import HeadOutputs
 from amos_fairseq.checkpoints.read import LoadedCheckpoint, load_checkpoint
-from amos_fairseq.downstream.labeled_task import AVERAGE, check_epoch, note_on_shares, pad_tokens, rows_per_epoch
+from amos_fairseq.downstream.labeled_task import AVERAGE, check_epoch, pad_tokens, rows_per_epoch
 from amos_fairseq.downstream.prediction import load_best, predict, write_predictions
 from amos_fairseq.downstream.words.dataset import (
     NUM_SPECIAL,
@@ -35,7 +35,7 @@ from amos_fairseq.downstream.words.dataset import (
 from amos_fairseq.downstream.words.prepare import WordSource, prepare_tagging_inside
 from amos_fairseq.downstream.words.views import CROSS_VIEWS, WordOutput, parse_views
 from amos_fairseq.errors import UserError
-from amos_fairseq.experiments import SAMPLING_EXPONENT, TAGGING_VIEWS
+from amos_fairseq.experiments import TAGGING_VIEWS
 from amos_fairseq.experiments.benchmark import (
     Benchmark,
     BenchmarkTask,
@@ -90,7 +90,7 @@ def main(args: argparse.Namespace) -> None:
     if not folders:
         with session.preparing() as tokenizer:
             folders = [prepare_tagging_inside(session.out, source, tokenizer)]
-    tagging = open_tagging(session, folders, trials, args.sampling_exponent)
+    tagging = open_tagging(session, folders, trials)
     run_and_print(tagging)
 
 
@@ -144,16 +144,8 @@ class ColumnData:
                 )
 
 
-def open_tagging(
-    session: Session,
-    folders: Sequence[Path],
-    trials: tuple[Hyperparameters, ...],
-    exponent: float = SAMPLING_EXPONENT,
-) -> "Tagging":
-    """Read the prepared data of one column of labels, or of several, which one model learns together.
-
-    ``exponent``: that of the columns' shares in an epoch (:func:`rows_per_epoch`).
-    """
+def open_tagging(session: Session, folders: Sequence[Path], trials: tuple[Hyperparameters, ...]) -> "Tagging":
+    """Read the prepared data of one column of labels, or of several, which one model learns together."""
     if session.out in [folder.resolve() for folder in folders]:
         raise UserError(f"--out {session.out} is the directory of the data, which has a tagging.json too: give another")
     with_views, max_tokens = any(trial.views for trial in trials), session.checkpoint.max_positions
@@ -164,11 +156,10 @@ def open_tagging(
     if len(opened) == 1:
         task = BenchmarkTask(name, len(first.train), first.column.main_score, first.column.sha256, trials, tuple(notes))
     else:
-        num_rows = sum(rows_per_epoch([len(data.train) for data in opened.values()], exponent))
+        num_rows = sum(rows_per_epoch([len(data.train) for data in opened.values()]))
         check_epoch(num_rows, max(trial.batch_size for trial in trials))
-        notes = [*(f"{AND.join(opened)}: {note}" for note in note_on_shares(exponent)), *notes]
         sha256 = content_sha256({name: data.column.sha256 for name, data in opened.items()})
-        task = BenchmarkTask(name, num_rows, AVERAGE, sha256, trials, tuple(notes), exponent)
+        task = BenchmarkTask(name, num_rows, AVERAGE, sha256, trials, tuple(notes), continues_across_epochs=True)
     return Tagging(session, first.column.directory, {name: task}, opened)
 
 
@@ -192,9 +183,7 @@ class Tagging(Benchmark):
     def train_flags(self, run: TaskRun) -> list[str]:
         directories = os.pathsep.join(str(opened.column.directory) for opened in self.opened.values())
         smoothing = ["--label-smoothing", str(run.hyperparameters.label_smoothing)]
-        flags = [directories, *word_flags(run, self.session), *smoothing]
-        exponent = run.task.sampling_exponent
-        return flags if exponent is None else [*flags, "--sampling-exponent", str(exponent)]
+        return [directories, *word_flags(run, self.session), *smoothing]
 
     def evaluate(self, task: str, checkpoint: Path, device: str, stop: threading.Event) -> dict[str, float]:
         """Return the scores of the dev set, and write ``predictions.txt`` and ``scores.json``. Of several columns there are

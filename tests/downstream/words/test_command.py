@@ -79,10 +79,3 @@ def test_a_constant_label_and_sentences_that_train_too(session, tmp_path):
     assert scores.keys() == {"f1", "precision", "recall", "accuracy"}
     alone = open_tagging(session, [pos], trials)
     assert list(alone.constants()) == ["tagging-pos"]
-    # The exponent of the columns' shares is part of a run's identity and flags, and noted if it is not that of the thesis.
-    by_size = open_tagging(session, [pos, tmp_path / "data"], trials, 1.0)
-    for benchmark, exponent in ((alone, None), (both, 0.75), (by_size, 1.0)):
-        (run,) = benchmark.plan(benchmark.tasks.values())[:1]
-        assert run.settings["sampling_exponent"] == exponent
-        assert (f"--sampling-exponent {exponent}" in " ".join(benchmark.train_flags(run))) == (exponent is not None)
-    assert "proportional to N^1 (--sampling-exponent)" in by_size.tasks["tagging-pos,ner"].notes[0]

@@ -31,9 +31,7 @@ from amos_fairseq.downstream.texts.glue.tasks import (
     tasks_in,
 )
 from amos_fairseq.downstream.texts.scores import HEADINGS
-from amos_fairseq.downstream.texts.task import ANNEALED, gold_weight_of
 from amos_fairseq.errors import UserError
-from amos_fairseq.experiments import SAMPLING_EXPONENT
 from amos_fairseq.experiments.benchmark import BenchmarkTask, Session, TaskRun, session_from
 from amos_fairseq.experiments.records import (
     NO_CONSTANTS,
@@ -91,52 +89,34 @@ def read_predictions(file: Path, data: TextData) -> tuple[np.ndarray, str]:
 
 @dataclass
 class Teachers:
-    """The predictions that train beside the labels; :func:`read_teachers` finds them.
+    """The predictions that train beside the labels: each seed learns from the same seed. :func:`read_teachers` finds them.
 
-    Attributes:
-        files: the predictions of each task by seed.
-        gold_weight: value of ``--gold-weight`` of ``fairseq-train``.
-        ensemble: take the mean of all seeds; else each seed learns from the same seed.
+    ``files``: the predictions of each task by seed.
     """
 
     folder: Path
     files: dict[str, dict[int, Path]]
-    gold_weight: str
-    ensemble: bool
     _read: dict[Path, tuple[np.ndarray, str]] = field(default_factory=dict)  # each file is read once
 
-    def _predictions_for(self, data: TextData, seed: int) -> list[tuple[np.ndarray, str]]:
-        """Return what :func:`read_predictions` returns of each file that a run learns from."""
-        by_seed = self.files.get(data.name, {})
-        files = list(by_seed.values()) if self.ensemble else [by_seed.get(seed)]
-        if not by_seed or None in files:
-            which = f"{data.name}{'' if self.ensemble else f' of seed {seed}'}"
+    def predictions(self, data: TextData, seed: int) -> tuple[np.ndarray, str]:
+        """Return what :func:`read_predictions` returns of the file that a run of this seed learns from."""
+        file = self.files.get(data.name, {}).get(seed)
+        if file is None:
             known = ", ".join(f"{task} (seeds {', '.join(map(str, seeds))})" for task, seeds in self.files.items())
-            raise UserError(f"--teachers {self.folder} has no predictions for {which}; it has {known}")
-        for file in files:
-            if file not in self._read:
-                self._read[file] = read_predictions(file, data)
-        return [self._read[file] for file in files]
-
-    def predictions(self, data: TextData, seed: int) -> np.ndarray:
-        """Return the mean of the predictions that a run of this seed learns from: [N, outputs] float32."""
-        arrays = [array for array, _ in self._predictions_for(data, seed)]
-        return np.mean(arrays, axis=0, dtype=np.float64).astype(np.float32)
+            raise UserError(
+                f"--teachers {self.folder} has no predictions for {data.name} of seed {seed}; it has {known}"
+            )
+        if file not in self._read:
+            self._read[file] = read_predictions(file, data)
+        return self._read[file]
 
     def identity(self, tasks: Sequence[TextData], seed: int) -> dict[str, Any]:
         """Return what of the teachers determines the result of a run, as plain values."""
-        read = {data.name: [sha256 for _, sha256 in self._predictions_for(data, seed)] for data in tasks}
-        return {"gold_weight": self.gold_weight, "teachers_sha256": content_sha256(read)}
-
-    def note(self) -> str:
-        weight = "from 0 to 1 over the updates" if self.gold_weight == ANNEALED else self.gold_weight
-        which = "the mean of all seeds" if self.ensemble else "each seed by the same seed"
-        return f"taught by {self.folder.name}, {which}; weight of the labels: {weight}"
+        return {"teachers_sha256": content_sha256({data.name: self.predictions(data, seed)[1] for data in tasks})}
 
 
-def read_teachers(folder: Path, gold_weight: str | None, ensemble: bool = False) -> Teachers:
+def read_teachers(folder: Path) -> Teachers:
     """Find the teachers in ``--out`` of ``amos glue --write-train``."""
-    weight = ANNEALED if gold_weight in (None, ANNEALED) else str(gold_weight_of(gold_weight))
     summary, files = read_summary(folder, "glue", "amos glue"), {}
     for run in summary.runs if summary else ():
         file = folder / run.directory / FOLDER / f"{run.task}.tsv"
@@ -144,7 +124,7 @@ def read_teachers(folder: Path, gold_weight: str | None, ensemble: bool = False)
             files.setdefault(run.task, {})[run.seed] = file
     if not files:
         raise UserError(f"--teachers {folder} holds no predictions of training rows: make them with --write-train")
-    return Teachers(folder.resolve(), files, weight, ensemble)
+    return Teachers(folder.resolve(), files)
 
 
 @dataclass(frozen=True)
@@ -155,7 +135,6 @@ class GlueOptions:
     with_train: bool = False  # write the predictions of the rows to train on, for students
     intermediate: bool = False  # start the small tasks from MNLI's best run in OUT
     with_test: bool = False
-    sampling_exponent: float = SAMPLING_EXPONENT
 
 
 def main(arguments: argparse.Namespace, benchmark: "type[Glue]") -> None:
@@ -170,11 +149,10 @@ def main(arguments: argparse.Namespace, benchmark: "type[Glue]") -> None:
         with session.preparing() as tokenizer:
             folders = {name: prepare_glue_inside(session.out, data, name, tokenizer) for name in tasks}
     options = GlueOptions(
-        teachers=arguments.teachers and read_teachers(arguments.teachers, arguments.gold_weight, arguments.ensemble),
+        teachers=arguments.teachers and read_teachers(arguments.teachers),
         with_train=arguments.write_train,
         intermediate=arguments.intermediate,
         with_test=arguments.write_test,
-        sampling_exponent=arguments.sampling_exponent,
     )
     run_and_print(open_glue(session, folders, options, benchmark))
 
@@ -259,21 +237,17 @@ class Glue(TextBenchmark):
         flags = super().train_flags(run)
         if self.options.teachers is not None:
             flags += ["--teacher", str(run.directory / TEACHER_FILE)]
-            flags += ["--gold-weight", self.options.teachers.gold_weight]
-            flags += ["--max-update", str(run.schedule.total_updates)]
+            flags += ["--max-update", str(run.schedule.total_updates)]  # until which the weight of the labels rises
         return flags
 
     def fill_directory(self, run: TaskRun) -> None:
+        """Write the predictions of the teachers for all rows of a run, too, as one array: float32, [rows, outputs] of one task
+        after the other in one dimension."""
         super().fill_directory(run)
-        self.write_teachers(run)
-
-    def write_teachers(self, run: TaskRun) -> None:
-        """Write the predictions of the teachers for all rows of a run as one array: float32, [rows, outputs] of one task after
-        the other in one dimension."""
         if (teachers := self.options.teachers) is None:
             return
         tables = self.tables_of(run.task.name)
-        array = np.concatenate([teachers.predictions(data, run.seed).ravel() for data in tables])
+        array = np.concatenate([teachers.predictions(data, run.seed)[0].ravel() for data in tables])
         with whole_file(str(run.directory / TEACHER_FILE)) as unfinished:
             np.save(unfinished, array, allow_pickle=False)
 
@@ -321,7 +295,8 @@ class Glue(TextBenchmark):
         if tasks:
             yield f"{', '.join(tasks)}: started from the best dev run of {INTERMEDIATE_TASK} (intermediate-task training)"
         if self.options.teachers is not None:
-            yield self.options.teachers.note()
+            folder = self.options.teachers.folder.name
+            yield f"taught by {folder}, each seed by the same seed; weight of the labels: from 0 to 1 over the updates"
         if self.squad:
             yield from (f"SQuAD: {note}" for note in self.squad.notes)
 
