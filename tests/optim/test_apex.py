@@ -4,14 +4,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from fairseq.checkpoint_utils import load_checkpoint_to_cpu
 from fairseq.dataclass.configs import FairseqConfig
 from fairseq.optim import adam
 from fairseq.optim.fp16_optimizer import FP16Optimizer
-from interrupted_run import flags_command
+from forked_command import run_command
+from interrupted_run import RUN, assert_same_bits, checkpoint, killed_at
 from omegaconf import OmegaConf
 from small_models import bf16_optimizer, small_amos
-from tiny_runs import environment, run_process
 
 from amos_fairseq.optim.grouped_adam import GroupedAdamConfig
 
@@ -41,20 +40,16 @@ def test_lamb_trains_and_resumes(binarized_corpus: Path, tmp_path: Path) -> None
     (tmp_path / "apex").mkdir()
     (tmp_path / "apex" / "__init__.py").touch()
     (tmp_path / "apex" / "optimizers.py").write_text(APEX)
-    variables = environment({"PYTHONPATH": str(tmp_path)})
     options = {"optimizer": "lamb", "lamb-betas": "(0.9, 0.98)", "lamb-eps": "1e-6", "weight-decay": "0.01"}
     flags = [*(f"--{name}={value}" for name, value in options.items()), "--bf16", "--disable-validation"]
-    weights = []
-    for name, ends in (("one", [4]), ("two", [2, 4])):
-        for end in ends:
-            more = ["--max-update", str(end), "--save-interval-updates", "2", "--no-epoch-checkpoints"]
-            result = run_process(flags_command(binarized_corpus, tmp_path / name, *flags, *more), env=variables)
-            assert result.returncode == 0, result.stderr[-3000:]
-        state = load_checkpoint_to_cpu(str(tmp_path / name / "checkpoint_last.pt"))
+    flags += ["--max-update", "4", "--save-interval-updates", "2"]
+    for name in ("one", "two"):
+        out = tmp_path / name if name == "one" else killed_at(2, tmp_path / "one", tmp_path / name)
+        words = [str(binarized_corpus), *RUN, "--save-dir", str(out), *flags]
+        run_command("fairseq_cli.train", words, env={"PYTHONPATH": str(tmp_path)})
+        state = checkpoint(out)
         assert {group["step"] for group in state["last_optimizer_state"]["param_groups"]} == {4}
-        weights.append(state["model"])
-    for name, weight in weights[0].items():
-        assert torch.equal(weight, weights[1][name]), name
+    assert_same_bits(state["model"], checkpoint(tmp_path / "one")["model"], "model")
 
 
 class FusedAdam(torch.optim.AdamW):

@@ -13,7 +13,7 @@ from failures import refusal
 from fairseq.logging import metrics
 from fairseq.optim.dynamic_loss_scaler import DynamicLossScaler
 from fairseq.trainer import Trainer
-from interrupted_run import num_updates
+from interrupted_run import checkpoint, killed_at, num_updates
 from omegaconf import OmegaConf
 
 from amos_fairseq.errors import COLLAPSED, DIVERGED, UserError
@@ -130,19 +130,17 @@ def test_a_diverging_run_ends_after_ten_updates() -> None:
 
 
 @pytest.mark.slow
-def test_a_run_continued_with_a_mad_learning_rate_keeps_its_checkpoints(run_training: Callable, tmp_path: Path) -> None:
-    """The checkpoint after 30 updates outlives a rotation that keeps one of every two updates."""
-    schedule = ["--save-interval-updates", "2", "--keep-interval-updates", "1"]
-    run_training(tmp_path, *schedule, "--max-update", "30")
-    ended = run_training(tmp_path, *schedule, "--max-update", "60", "--lr", "50", check=False)
-    line = refusal(ended, DIVERGED)
+def test_a_run_continued_with_a_mad_learning_rate_keeps_its_checkpoints(uninterrupted, run_training, tmp_path) -> None:
+    """The last checkpoint before outlives a rotation that keeps one of every two updates."""
+    run = killed_at(30, uninterrupted(), tmp_path / "run")
+    schedule = ["--save-interval-updates", "2", "--keep-interval-updates", "1", "--max-update", "60", "--lr", "50"]
+    line = refusal(run_training(run, *schedule, check=False), DIVERGED)
     # The first updates may still be healthy.
-    found = re.match(r"update (\d+): the run diverges \(loss ", line)
-    assert found, line
-    assert 30 + Divergence.PATIENCE <= int(found.group(1)) <= 33 + Divergence.PATIENCE
-    assert num_updates(tmp_path) == 30
-    recent = torch.load(tmp_path / "checkpoint_last.pt", weights_only=True)["extra_state"]["recent_updates"]
-    assert len(recent) == 30
+    diverged = re.match(r"update (\d+): the run diverges \(loss ", line)
+    assert diverged, line
+    assert 30 + Divergence.PATIENCE <= int(diverged.group(1)) <= 33 + Divergence.PATIENCE
+    assert num_updates(run) == 30
+    assert len(checkpoint(run)["extra_state"]["recent_updates"]) == 30
 
 
 def trainer_with(patience: int) -> SimpleNamespace:
@@ -180,17 +178,14 @@ def test_a_window_of_a_checkpoint_that_is_none_is_ignored(saved: object) -> None
 @pytest.mark.slow
 def test_a_collapsed_run_warns_and_ends(run_training: Callable, tmp_path: Path) -> None:
     """Linear layers that are 0, and a rate at which they stay so, give all tokens one probability."""
-    dead = ["--linear-init-std", "0", "--lr", "1e-9", "--collapse-updates", "6", "--log-interval", "1"]
-    first = run_training(tmp_path, *dead, "--max-update", "4", "--save-interval-updates", "2")
-    assert "same probability" not in first.stdout + first.stderr
-    saved = torch.load(tmp_path / "checkpoint_last.pt", weights_only=True)["extra_state"]["equal_logit_updates"]
-    assert saved == 4
-    ended = run_training(tmp_path, *dead, "--max-update", "30", check=False)  # counts on from 4
+    dead = ["--linear-init-std", "0", "--lr", "1e-9", "--collapse-updates", "6", "--max-update", "30"]
+    ended = run_training(tmp_path, *dead, "--save-interval-updates", "4", check=False)
+    assert checkpoint(tmp_path, "checkpoint_1_4.pt")["extra_state"]["equal_logit_updates"] == 4
     line = refusal(ended, COLLAPSED)
     assert re.match(r"update 12: detection .* for 12 updates; ", line), line
     assert "docs/collapse.md" in line
     assert "update 6: detection has given all tokens the same probability for 6 updates" in ended.stdout + ended.stderr
-    assert num_updates(tmp_path) == 4
+    assert num_updates(tmp_path) == 8
     logged = [record["rtd_logit_std"] for record in read_records(tmp_path)]
-    assert len(logged) >= 4
+    assert len(logged) >= 8
     assert max(logged) < 0.01

@@ -14,9 +14,10 @@ import pytest
 import torch
 import yaml
 from failures import error_line
+from forked_command import run_main
 from hugging_face_folders import LINES, write_model
+from interrupted_run import records
 from saved_models import write_run
-from tiny_runs import run_process
 
 from amos_fairseq.adaptation import adapt as steps
 from amos_fairseq.checkpoints.read import read_state
@@ -208,9 +209,8 @@ def test_all_steps_and_the_same_command_again(models: Path, tmp_path: Path) -> N
     """A BERT is its own generator; two updates at a tenth of 5e-4 move its weights a little, and the new head more."""
     out = tmp_path / "out"
     words = "--objective electra --generator self --updates 2 --batch-size 4 --set task.precision=float32"
-    arguments = ["adapt", models / "bert", models / "text.txt", "--out", out, *words.split()]
-    command = [sys.executable, "-m", "amos_start", *arguments]
-    done = run_process(command)
+    command = ["adapt", models / "bert", models / "text.txt", "--out", out, *words.split()]
+    done = run_main(main, *command)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     last = out / "run" / "checkpoint_last.pt"
     trained, imported = (read_state(file)["model"] for file in (last, out / "model" / "model.pt"))
@@ -224,11 +224,10 @@ def test_all_steps_and_the_same_command_again(models: Path, tmp_path: Path) -> N
     assert f"adapt: {expected}peak of the learning rate 5e-05, of the new head 0.0005" in done.stderr
     assert "recipe" not in done.stderr.partition(expected)[0]
     assert re.search(r"on held-out text, rtd_auc was 0\.\d\d at update 1 and is 0\.\d\d at update 2\n", done.stderr)
-    records = [json.loads(line) for line in (out / "run" / "metrics.jsonl").read_text().splitlines()]
-    updates = [record["update"] for record in records if record["split"] == "train"]
+    updates = [record["update"] for record in records(out / "run") if record["split"] == "train"]
     assert updates == [1, 2]  # at least ten, of more updates
     before = last.read_bytes()
-    again = run_process(command)
+    again = run_main(main, *command)
     assert again.returncode == 0, again.stderr[-2000:]
     assert f"adapt: nothing to do: {out / 'run'} is finished" in again.stderr
     assert last.read_bytes() == before

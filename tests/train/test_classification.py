@@ -15,13 +15,14 @@ import torch
 import transformers
 from failures import error_line
 from forked_command import run_command, run_main
+from interrupted_run import assert_same_bits, checkpoint, records
 from scipy.stats import pearsonr, spearmanr
 from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 from sklearn.preprocessing import MultiLabelBinarizer
 from synthetic_squad import untrained_checkpoint
 from tiny_runs import run_of
 
-from amos_fairseq.checkpoints.read import load_checkpoint, read_state
+from amos_fairseq.checkpoints.read import load_checkpoint
 from amos_fairseq.cli.main import main
 from amos_fairseq.text.vocabulary import learn_tokenizer
 
@@ -193,33 +194,26 @@ def test_several_labels(place):
         assert sorted(own["label"] for own in answer if own["score"] > 0.5) == json.loads(row["prediction"])
 
 
+def train_two_updates(place: Path, classes: Path, out: Path, num_ranks: int, *flags: object) -> Path:
+    data, start = next((classes / "data").glob("classification-*")), place / "start" / "checkpoint_last.pt"
+    words = [data, *shlex.split(TWO_UPDATES), "--finetune-from-model", start, "--save-dir", out, *flags]
+    run_command("fairseq_cli.train", list(map(str, words)), num_ranks)
+    return out
+
+
 def test_two_ranks_train_and_score_as_one(place, classes, tmp_path):
     """Two micro-batches of one rank are those of two ranks, to the bit; the rows of both are scored together."""
-    start = ["--finetune-from-model", place / "start" / "checkpoint_last.pt"]
-    flags = [next((classes / "data").glob("classification-*")), *shlex.split(TWO_UPDATES), *start]
-    found = []
-    for num_ranks in (1, 2):
-        out = tmp_path / str(num_ranks)
-        given = [*flags, "--save-dir", out, "--update-freq", 3 - num_ranks]
-        run_command("fairseq_cli.train", list(map(str, given)), num_ranks)
-        lines = map(json.loads, (out / "metrics.jsonl").read_text().splitlines())
-        valid = [(line["loss"], line["accuracy"], line["macro_f1"]) for line in lines if line["split"] == "valid"]
-        found.append((valid, read_state(out / "checkpoint_last.pt")["model"]))
-    assert found[0][0] == found[1][0]
-    assert all(torch.equal(value, found[1][1][name]) for name, value in found[0][1].items())
+    runs = [train_two_updates(place, classes, tmp_path / str(n), n, "--update-freq", 3 - n) for n in (1, 2)]
+    alone, together = (
+        [[line[key] for key in ("loss", "accuracy", "macro_f1")] for line in records(run) if line["split"] == "valid"]
+        for run in runs
+    )
+    assert alone == together
+    assert_same_bits(*(checkpoint(run)["model"] for run in runs), "model")
 
 
 def test_a_frozen_encoder_keeps_its_bits(place, classes, tmp_path):
-    flags = [
-        next((classes / "data").glob("classification-*")),
-        *shlex.split(TWO_UPDATES),
-        "--freeze-encoder",
-        "--save-dir",
-        tmp_path,
-    ]
-    flags += ["--finetune-from-model", place / "start" / "checkpoint_last.pt"]
-    run_command("fairseq_cli.train", list(map(str, flags)), 2)
-    state = read_state(tmp_path / "checkpoint_last.pt")
+    state = checkpoint(train_two_updates(place, classes, tmp_path, 2, "--freeze-encoder"))
     start = load_checkpoint(place / "start" / "checkpoint_last.pt").model
     before = {f"encoder.{name}": value for name, value in start.encoder.state_dict().items()}
     before |= {f"embed_tokens.{name}": value for name, value in start.embed_tokens.state_dict().items()}
@@ -245,23 +239,17 @@ def test_options_for_few_labels(place, tmp_path, capsys):
     label(place / "few", place / "classes.tsv", tmp_path / "l.tsv")
     lines = read_tsv(tmp_path / "l.tsv")
     assert [lines[int(row["line"]) - 2]["prediction"] for row in rows] == [row["prediction"] for row in rows]
-    message = error_line(
-        capsys, main, "export", run_of(place / "few", "classification"), tmp_path / "hf", reports_progress=True
-    )
-    assert "--part encoder" in message
+    export = ["export", run_of(place / "few", "classification"), tmp_path / "hf"]
+    assert "--part encoder" in error_line(capsys, main, *export, reports_progress=True)
 
 
 def test_what_cannot_be_used_is_refused_in_one_line(place, classes, tmp_path, capsys):
     start = ["--checkpoint", place / "start", "--out", tmp_path / "out"]
-    predict = [*start, "--predict", place / "classes.tsv"]
-    results, out = ["--checkpoint", classes, "--out"], tmp_path / "l.tsv"
+    predict = ["--checkpoint", classes, "--out", tmp_path / "l.tsv", "--predict", place / "dev.csv"]
     for flags, message in (
         (start, "give the table to train on as --train"),
-        (predict, "with --predict it is a file"),
-        ([*predict, "--train", "x"], "--train has no effect with --predict"),
-        ([*predict, "--out", out], "has no classification.json: give the --out of amos classify"),
-        ([*results, out, "--predict", place / "dev.csv"], "dev.csv has no column 'text'"),
+        ([*start, "--predict", place / "classes.tsv"], "with --predict it is a file"),
+        (predict, "dev.csv has no column 'text'"),
     ):
         assert message in error_line(capsys, main, "classify", *flags, reports_progress=True), flags
-    assert not (tmp_path / "out").exists()
-    assert not out.exists()
+    assert not list(tmp_path.iterdir())

@@ -5,11 +5,13 @@ them. Resuming has harder tests (test_resume). ELECTRA-TT has the random numbers
 """
 
 import math
+from collections import Counter
 from pathlib import Path
 
 import pytest
 from forked_command import run_command
 from interrupted_run import assert_same_run, checkpoint, killed_at
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tiny_runs import TINY_RUN
 
 from amos_fairseq.run.metrics_file import read_records
@@ -68,9 +70,32 @@ def assert_learned(save_dir: Path, model: str) -> None:
         assert math.isclose(valid["loss"], weighted, rel_tol=0.02)
 
 
+CONTRACT = {"loss", "mlm_loss_1", "mlm_loss_2", "mlm_acc_1", "mlm_acc_2", "mixture_1", "mixture_2", "mixture_entropy"}
+CONTRACT |= {"replaced", "rtd_loss", "rtd_acc", "rtd_auc", "rtd_recall", "rtd_precision"}
+
+
+def assert_metrics(save_dir: Path, corpus_text: Path) -> None:
+    """metrics.jsonl and TensorBoard have the keys of the contract; the entropy of words is that of the last tenth of the text,
+    the validation split."""
+    records = read_records(save_dir)
+    text = corpus_text.read_text(encoding="utf-8").splitlines()
+    words = " ".join(text[len(text) * 9 // 10 :]).split()
+    entropy = -sum(count / len(words) * math.log(count / len(words)) for count in Counter(words).values())
+    for record in records:
+        assert record.keys() >= CONTRACT | {"split", "update", "epoch"}
+        assert all(value is None or math.isfinite(value) for key, value in record.items() if key != "split")
+        expected = pytest.approx(entropy, abs=5e-4) if record["split"] == "valid" else None
+        assert record.get("unigram_entropy") == expected
+    for tag in ("train_inner", "valid"):
+        board = EventAccumulator(str(save_dir / "boards" / tag)).Reload()
+        assert set(board.Tags()["scalars"]) >= CONTRACT
+    last_loss = board.Scalars("loss")[-1]
+    assert (last_loss.step, round(last_loss.value, 3)) == (LAST_UPDATE, round(records[-1]["loss"], 3))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("objective", SETTINGS)
-def test_ranks_and_resume(objective: str, binarized_corpus: Path, tmp_path: Path) -> None:
+def test_ranks_and_resume(objective: str, corpus_text: Path, binarized_corpus: Path, tmp_path: Path) -> None:
     one, two, resumed = tmp_path / "one", tmp_path / "two", tmp_path / "resumed"
     model, more = SETTINGS[objective]
     if "GENERATOR" in more:  # of another width, one of whose two depths is the discriminator's
@@ -78,8 +103,11 @@ def test_ranks_and_resume(objective: str, binarized_corpus: Path, tmp_path: Path
         train(binarized_corpus, generator, "--max-update", "3", "--encoder-embed-dim", "16", "--batch-size", "16")
         more = more.replace("GENERATOR", str(generator))
     flags = ["--arch", f"{model}_tiny", "--criterion", model, *more.split(), "--dropout", "0.1", "--batch-size", "4"]
-    train(binarized_corpus, one, *flags, "--update-freq", "4")
+    boards = ["--tensorboard-logdir", str(one / "boards")] if objective == "amos" else []
+    train(binarized_corpus, one, *flags, "--update-freq", "4", *boards)
 
+    if boards:
+        assert_metrics(one, corpus_text)
     if objective == "amos_frozen":
         temperatures = [record["generator_temperature"] for record in read_records(one) if record["split"] == "train"]
         expected = [1 + math.exp(-update / LAST_UPDATE / 0.1) for update in range(LAST_UPDATE)]

@@ -2,7 +2,6 @@
 
 import json
 import shlex
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +9,7 @@ import pytest
 import torch
 import transformers
 from forked_command import run_command, run_main
-from interrupted_run import BackgroundRun, assert_same_bits, assert_same_run, num_updates, run_to_end
+from interrupted_run import assert_same_bits, assert_same_run, killed_at, num_updates, records
 from synthetic_glue import write_glue, write_pretrained_checkpoint
 from tiny_runs import run_of
 
@@ -24,7 +23,7 @@ pytestmark = pytest.mark.slow
 LAST_UPDATE = 20
 FLAGS = f"""--user-dir amos_fairseq --task multi_task --criterion multi_task --cpu --num-workers 0 --tokens-per-text 80
 --optimizer grouped_adam --lr 1e-3 --max-update {LAST_UPDATE} --log-interval 1 --log-format simple --seed 1
---save-interval-updates 5 --keep-interval-updates 1 --no-epoch-checkpoints"""
+--save-interval-updates 5 --no-epoch-checkpoints"""
 RECIPE = """\
 extends: bam
 defaults: {lr: 3.0e-3, epochs: 2, batch_size: 8, warmup: 0.1, head: linear, checkpoint: last}
@@ -73,18 +72,11 @@ def test_bits_of_teachers_ranks_and_stops(place, tmp_path):
     assert_same_bits(found, expected, "model")
     assert "classification_heads.STS-B.scale_bits" in found
     assert num_updates(annealed) == LAST_UPDATE
-    log = [json.loads(line) for line in (annealed / "metrics.jsonl").read_text().splitlines()]
-    weights = [line["gold_weight"] for line in log if line["split"] == "train"]
+    weights = [line["gold_weight"] for line in records(annealed) if line["split"] == "train"]
     assert weights == pytest.approx([update / LAST_UPDATE for update in range(LAST_UPDATE)], abs=1e-4)
 
-    stopped = tmp_path / "stopped"
-    flags = command(place, stopped, "--batch-size", "8", "--update-freq", "2", *teacher)
-    full = [sys.executable, "-m", "fairseq_cli.train", *flags]
-    run = BackgroundRun(full, tmp_path / "stopped.log")
-    run.wait_for_update(8)
-    run.kill()
-    assert 5 <= num_updates(stopped) < LAST_UPDATE
-    run_to_end(full, tmp_path / "again.log")
+    stopped = killed_at(5, annealed, tmp_path / "stopped")
+    train(place, stopped, "--batch-size", "8", "--update-freq", "2", *teacher)
     assert_same_run(stopped, annealed)
 
 
@@ -105,9 +97,7 @@ def test_single_teachers_teach_one_model_of_all_tasks(place, tmp_path, capsys):
     columns = [cell.strip() for cell in table.splitlines()[2].split("|")[1:-1]]
     assert columns == ["", "RTE", "STS-B (Spearman)", "AVG of 2"]
     run = run_of(place / "bam", "multi")
-    log = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    # 2 tasks of 40 rows, 3 epochs: 240 rows in updates of 16.
-    assert log[-1]["update"] == 15
+    assert records(run)[-1]["update"] == 15  # 2 tasks of 40 rows, 3 epochs: 240 rows in updates of 16
 
     teachers = np.load(run / "teacher.npy")
     names = {"RTE": ["entailment", "not_entailment"], "STS-B": ["score"]}

@@ -109,20 +109,12 @@ def test_other_words_get_the_labels_of_the_evaluation(place, learned, tmp_path, 
             assert re.search(f"tag: {tmp_path / form}: [^,]*: 40 sentences of ", printed.err)
             cut = f"the last {num_cut} words of 4 sentences of more than {MAX_POSITIONS} tokens have the label {label}"
             assert f"{out}, {column}: 40 sentences; {cut}" in printed.out
-            assert (
-                f"{run_of(outs[column], f'tagging-{column}').relative_to(outs[column])} is the best run" in printed.err
-            )
+            best = run_of(outs[column], f"tagging-{column}").relative_to(outs[column])
+            assert f"{best} is the best run" in printed.err
+    refused = [*predict, source, "--checkpoint", outs["pos"], "--out", tmp_path / "l"]
     for flags, message in (
-        ([source, "--out", out], f"{out} exists: give the name of a new file"),
-        ([source, "--out", tmp_path / "l", "--column", "nerr"], "no column nerr: give another --column"),
-        ([source, "--out", tmp_path / "l", "--lr", "1"], "--lr has no effect with --predict: leave it out"),
-        (
-            [source, "--out", tmp_path / "l", "--checkpoint", tmp_path],
-            "has no tagging.json: give the --out of amos tag",
-        ),
+        (["--column", "nerr"], "no column nerr: give another --column"),
+        (["--lr", "1"], "--lr has no effect with --predict: leave it out"),
     ):
-        before = out.read_bytes()
-        command = ["tag", "--checkpoint", outs["pos"], "--cpu", "--predict", *flags]
-        assert message in error_line(capsys, main, *command, reports_progress=True)
-        assert out.read_bytes() == before
+        assert message in error_line(capsys, main, *refused, *flags, reports_progress=True)
     assert not (tmp_path / "l").exists()
