@@ -1,11 +1,14 @@
-"""Tasks of fine-tuning as ``fairseq-train`` sets them up, and a small AMOS model for them."""
+"""Tasks of fine-tuning as ``fairseq-train`` sets them up, a small AMOS model for them, and the commands around them."""
 
+from pathlib import Path
 from typing import Any
 
 from fairseq.models import BaseFairseqModel
 from fairseq.tasks import TASK_DATACLASS_REGISTRY, FairseqTask, setup_task
+from forked_command import run_main
 from omegaconf import OmegaConf
 
+from amos_fairseq.cli.main import main
 from amos_fairseq.models.amos import AmosConfig
 
 
@@ -20,3 +23,11 @@ def build_amos(task: FairseqTask, **settings: Any) -> BaseFairseqModel:
     values = {"_name": "amos", "encoder_layers": 2, "encoder_embed_dim": 64, "encoder_ffn_embed_dim": 128}
     values |= {"encoder_attention_heads": 2, "max_positions": 64, "generator_depths": "1,2", "max_update": 10}
     return task.build_model(OmegaConf.merge(OmegaConf.structured(AmosConfig), values | settings))
+
+
+def fine_tune(command: str, place: Path, out: Path, *flags: object) -> str:
+    """``amos COMMAND`` with one seed, on the checkpoint and with the recipe of ``place``; what it prints."""
+    words = ["--checkpoint", place / "start", "--recipe", place / "recipe.yaml", "--seeds", 1, "--cpu", "--out", out]
+    done = run_main(main, command, *words, *flags)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout

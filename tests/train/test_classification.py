@@ -14,7 +14,8 @@ import pytest
 import torch
 import transformers
 from failures import error_line
-from forked_command import run_command, run_main
+from fine_tuning_tasks import fine_tune
+from forked_command import run_command
 from interrupted_run import assert_same_bits, checkpoint, records
 from scipy.stats import pearsonr, spearmanr
 from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
@@ -72,17 +73,10 @@ def place(tmp_path_factory) -> Path:
     return place
 
 
-def classify(place: Path, out: str, *flags: object) -> str:
-    common = ["--checkpoint", place / "start", "--recipe", place / "recipe.yaml", "--seeds", 1, "--cpu"]
-    result = run_main(main, "classify", *common, "--out", place / out, *flags)
-    assert result.returncode == 0, result.stderr[-3000:]
-    return result.stdout
-
-
 @pytest.fixture(scope="module")
 def classes(place) -> Path:
     """Results of the table of classes."""
-    classify(place, "classes", "--train", place / "classes.tsv", "--label", "colour")
+    fine_tune("classify", place, place / "classes", "--train", place / "classes.tsv", "--label", "colour")
     return place / "classes"
 
 
@@ -127,7 +121,7 @@ def test_classes(place, classes, tmp_path):
 
     # The same command repeats nothing.
     before = (run_of(classes, "classification") / "result.json").stat().st_mtime_ns
-    again = classify(place, "classes", "--train", place / "classes.tsv", "--label", "colour")
+    again = fine_tune("classify", place, place / "classes", "--train", place / "classes.tsv", "--label", "colour")
     settings, schedule, *_ = again.splitlines()
     assert settings == f"recipe recipe.yaml ({place / 'recipe.yaml'})"
     assert schedule == "classification: learning rate 0.003, 81 examples in batches of 8, 10 epochs, 110 updates"
@@ -156,7 +150,7 @@ def test_a_number_for_two_texts(place, tmp_path):
     """The values are near 1,000: a head without their scale would have a squared error near 10^6."""
     columns = ["--text", "first", "second", "--label", "price"]
     flags = ["--train", place / "train.csv", "--dev", place / "dev.csv", *columns]
-    printed = classify(place, "number", *flags)
+    printed = fine_tune("classify", place, place / "number", *flags)
     assert "price: numbers of mean" in printed
     rows = read_tsv(run_of(place / "number", "classification") / "predictions.dev.tsv")
     found, gold = (np.array([float(row[name]) for row in rows]) for name in ("prediction", "label"))
@@ -178,7 +172,7 @@ def test_a_number_for_two_texts(place, tmp_path):
 
 def test_several_labels(place):
     table = place / "labels.jsonl"
-    printed = classify(place, "labels", "--train", table, "--dev", table, "--label", "tags")
+    printed = fine_tune("classify", place, place / "labels", "--train", table, "--dev", table, "--label", "tags")
     assert "tags: 3 labels (blue, grey, red), inferred" in printed
     rows = read_tsv(run_of(place / "labels", "classification") / "predictions.dev.tsv")
     one_hot = MultiLabelBinarizer()
@@ -227,7 +221,7 @@ def test_a_frozen_encoder_keeps_its_bits(place, classes, tmp_path):
 def test_options_for_few_labels(place, tmp_path, capsys):
     """The mean of all states trains, and is used for other rows; no class of Hugging Face has it."""
     given = ["--train", place / "classes.tsv", "--label", "colour", "--epochs", 1, "--min-updates", 100]
-    classify(place, "few", *given, "--pooling", "mean")
+    fine_tune("classify", place, place / "few", *given, "--pooling", "mean")
     printed = (place / "few" / "classification.md").read_text()
     assert all(option in printed for option in ("epochs 1", "min_updates 100", "pooling mean"))
     log = (run_of(place / "few", "classification") / "train.log").read_text()

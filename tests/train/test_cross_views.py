@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 import transformers
-from failures import error_line, refusal
-from forked_command import run_command, run_main, run_module
+from failures import error_line
+from fine_tuning_tasks import fine_tune
+from forked_command import run_command
 from interrupted_run import assert_same_bits, assert_same_run, killed_at, num_updates, records
 from synthetic_squad import untrained_checkpoint
 from synthetic_tagging import make_sentences, prepare_tagging, write_columns
@@ -67,26 +68,12 @@ def test_bits_of_ranks_and_stops(place, tmp_path):
     run_command("fairseq_cli.train", train_command(place, stopped, *halves))
     assert_same_run(stopped, tmp_path / "alone")
 
-    other = ["--views", "full,backward,past,word_dropout", "--max-update", str(LAST_UPDATE + 2)]
-    refused = run_module("fairseq_cli.train", train_command(place, tmp_path / "alone", *halves, *other))
-    line = refusal(refused)
-    assert line.startswith(f"the checkpoint of update {LAST_UPDATE} lacks weights of this run, such as cross_views.")
-    assert " (4 in all), " in line
-    assert num_updates(tmp_path / "alone") == LAST_UPDATE
-
-
-def tag(place: Path, out: Path, *flags: object) -> str:
-    given = ["--checkpoint", place / "start", "--out", out, "--recipe", place / "recipe.yaml", "--seeds", 1, "--cpu"]
-    result = run_main(main, "tag", *given, *flags)
-    assert result.returncode == 0, result.stderr[-3000:]
-    return result.stdout
-
 
 def test_one_model_of_two_columns(place, tmp_path):
     folders = [place / "ner" / "data", place / "pos" / "data"]
     best = tmp_path / "best.yaml"  # the best checkpoint by the average of the main scores, so that both are validated
     best.write_text(RECIPE.replace("checkpoint: last", "checkpoint: best"))
-    printed = tag(place, tmp_path / "out", "--data", *folders, "--views", "future,past", "--recipe", best)
+    printed = fine_tune("tag", place, tmp_path / "out", "--data", *folders, "--views", "future,past", "--recipe", best)
     assert "views future,past" in printed
     assert "seed1/checkpoint_best.pt HF_DIR --head ner" in printed
     run = run_of(tmp_path / "out", "tagging-ner,pos")

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from forked_command import run_command, run_main
+from fine_tuning_tasks import fine_tune
+from forked_command import run_command
 from interrupted_run import assert_same_bits, assert_same_run, killed_at, num_updates, records
 from synthetic_glue import write_glue, write_pretrained_checkpoint
 from tiny_runs import run_of
@@ -80,17 +81,10 @@ def test_bits_of_teachers_ranks_and_stops(place, tmp_path):
     assert_same_run(stopped, annealed)
 
 
-def glue(place: Path, out: str, *flags: object) -> str:
-    given = ["--checkpoint", place / "start", "--data", place / "data", "--cpu"]
-    given += ["--out", place / out, "--recipe", place / "recipe.yaml", "--seeds", 1, "--tasks", "RTE,STS-B"]
-    result = run_main(main, "glue", *given, *flags)
-    assert result.returncode == 0, result.stderr[-3000:]
-    return result.stdout
-
-
 def test_single_teachers_teach_one_model_of_all_tasks(place, tmp_path, capsys):
-    glue(place, "single", "--write-train")
-    glue(place, "bam", "--multi-task", "--teachers", place / "single")
+    data = ["--data", place / "data", "--tasks", "RTE,STS-B"]
+    fine_tune("glue", place, place / "single", *data, "--write-train")
+    fine_tune("glue", place, place / "bam", *data, "--multi-task", "--teachers", place / "single")
     table = (place / "bam" / "glue.md").read_text()
     assert "one model for all tasks" in table
     assert "taught by single, each seed by the same seed; weight of the labels: from 0 to 1 over the updates" in table

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from failures import error_line
-from forked_command import run_main
+from fine_tuning_tasks import fine_tune
 from interrupted_run import records
 from synthetic_squad import untrained_checkpoint
 from tiny_runs import run_of
@@ -67,14 +67,12 @@ def place(tmp_path_factory) -> Path:
     return place
 
 
-def command(place: Path, out: Path, *flags: object, train: str = "train.conllu") -> list[str]:
-    given = ["--checkpoint", place / "start", "--train", place / train, "--dev", place / "dev.conllu", "--out", out]
-    return ["parse", *map(str, [*given, "--recipe", place / "recipe.yaml", "--seeds", 1, "--cpu", *flags])]
+def treebanks(place: Path) -> list[object]:
+    return ["--train", place / "train.conllu", "--dev", place / "dev.conllu"]
 
 
 def test_trees_of_a_grammar_are_learned(place, tmp_path, capsys):
-    done = run_main(main, *command(place, place / "out"))
-    assert done.returncode == 0, done.stderr[-3000:]
+    fine_tune("parse", place, place / "out", *treebanks(place))
     scores = json.loads((place / "out" / "parsing.json").read_text())["tasks"]["parsing"]["scores"]
     assert scores["las"]["median"] > 95, scores
     assert scores["uas"]["median"] >= scores["las"]["median"]
@@ -120,8 +118,7 @@ def test_trees_are_learned_from_few_and_sentences_without(place, tmp_path):
     """`amos parse --views`: pairs of views agree more and more with the parser, and are not in what it predicts with."""
     views = "full,forward-forward,forward-backward,backward-forward,backward-backward"
     flags = ["--labeled", 20, "--unlabeled", "rest", "--views", views]
-    done = run_main(main, *command(place, tmp_path / "out", *flags))
-    assert done.returncode == 0, done.stderr[-3000:]
+    fine_tune("parse", place, tmp_path / "out", *treebanks(place), *flags)
     run = run_of(tmp_path / "out", "parsing")
     trained = [line for line in records(run) if line["split"] == "train" and "cvt_loss" in line]
     for view in views.split(","):
@@ -131,15 +128,17 @@ def test_trees_are_learned_from_few_and_sentences_without(place, tmp_path):
 
 
 def test_what_cannot_be_used_is_refused_in_one_line(place, tmp_path, capsys):
-    text = (place / "train.conllu").read_text()
+    text, start = (place / "train.conllu").read_text(), ["parse", "--checkpoint", place / "start"]
     first = text.index("\t0\troot")
     for name, content, message in (
         ("cycle", text[:first] + "\t1\troot" + text[first + 7 :], "line 1: the heads are no tree with one root"),
         ("head", text[:first] + "\t99\troot" + text[first + 7 :], "the head '99' of 'sees' is no other word"),
     ):
         (place / f"{name}.conllu").write_text(content)
-        line = error_line(capsys, main, *command(place, tmp_path / name, train=f"{name}.conllu"), reports_progress=True)
+        data = ["--train", place / f"{name}.conllu", "--dev", place / "dev.conllu", "--out", tmp_path / name]
+        line = error_line(capsys, main, *start, *data, reports_progress=True)
         assert f"{name}.conllu, " in line
         assert message in line
-    start = ["parse", "--checkpoint", place / "start", "--out", tmp_path / "x", "--train", place / "train.conllu"]
-    assert "give the treebanks as --train FILE --dev FILE" in error_line(capsys, main, *start, reports_progress=True)
+    data = ["--train", place / "train.conllu", "--out", tmp_path / "x"]
+    line = error_line(capsys, main, *start, *data, reports_progress=True)
+    assert "give the treebanks as --train FILE --dev FILE" in line

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import interrupted_run
 import pytest
+import torch
 from interrupted_run import LAST_UPDATE, RUN, BackgroundRun, assert_same_run, files, flags_command, run_to_end
 
 pytestmark = pytest.mark.slow
@@ -95,12 +96,15 @@ def test_a_broken_update_ends_with_one_line(binarized_corpus: Path, tmp_path: Pa
     [
         ("--finetune-from-model OLD --encoder-embed-dim 16", "contains another model than the settings describe: "),
         ("--restore-file gone.pt", "gone.pt cannot be read (No such file or directory)"),
+        ("--distributed-world-size 2", "would train nothing: start it with 'torchrun --nproc-per-node 2"),
+        ("--fp16", "--fp16 needs a GPU"),
+        ("--update-freq 5000", "blocks, fewer than the 80000"),
     ],
-    ids=["size", "missing"],
 )
-def test_refused_continuations(flags, line, binarized_corpus, uninterrupted, refused_training, tmp_path) -> None:
+def test_refused_starts(flags, line, binarized_corpus, uninterrupted, refused_training, tmp_path) -> None:
     """None of these comes as far as an update."""
-    flags = flags.replace("OLD", str(uninterrupted() / "checkpoint_last.pt")).split()
+    words = flags.replace("OLD", str(uninterrupted() / "checkpoint_last.pt")).split()
     save_dir = tmp_path / "run"
-    assert line in refused_training(binarized_corpus, *RUN, "--save-dir", save_dir, *flags)
+    assert line in refused_training(binarized_corpus, *RUN, "--save-dir", save_dir, *words)
     assert [path.name for path in save_dir.glob("*")] in ([], [".lock"])
+    assert not torch.distributed.is_initialized()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from failures import error_line
-from forked_command import run_main
+from fine_tuning_tasks import fine_tune
 from synthetic_squad import untrained_checkpoint
 from synthetic_tagging import NAMES_OF_COLUMNS, make_sentences, prepare_tagging, write_conllu
 from tiny_runs import run_of
@@ -32,17 +32,15 @@ def place(tmp_path_factory) -> Path:
     return directory
 
 
-def run(place: Path, *data: object, out: str = "out") -> str:
-    given = ["--checkpoint", place / "start", *data, "--out", place / out]
-    given += ["--recipe", place / "recipe.yaml", "--seeds", "1", "--cpu"]
-    result = run_main(main, "tag", *given)
-    assert result.returncode == 0, result.stderr[-3000:]
-    return result.stdout
+@pytest.fixture(scope="module")
+def learned(place) -> str:
+    return fine_tune("tag", place, place / "out", "--data", place / "data")
 
 
 @pytest.fixture(scope="module")
-def learned(place) -> str:
-    return run(place, "--data", place / "data")
+def learned_pos(place) -> str:
+    source = ["--train", place / "train.txt", "--dev", place / "train.txt", *NAMES_OF_COLUMNS]
+    return fine_tune("tag", place, place / "pos", *source, "--column", "pos")
 
 
 def predictions(file: Path) -> list[list[list[str]]]:
@@ -50,7 +48,7 @@ def predictions(file: Path) -> list[list[list[str]]]:
     return [[line.split("\t") for line in block.split("\n")] for block in blocks]
 
 
-def test_entities_and_parts_of_speech_are_learned(place, learned):
+def test_entities_and_parts_of_speech_are_learned(place, learned, learned_pos):
     """Read words are learned; cut ones are counted, reported and wrong. One column is of raw files."""
     of_ner = run_of(place / "out", "tagging-ner")
     scores = json.loads((of_ner / "scores.json").read_text())
@@ -71,10 +69,8 @@ def test_entities_and_parts_of_speech_are_learned(place, learned):
     assert "ner: most frequent label (O)" in learned
     assert json.loads((place / "out" / "tagging.json").read_text())["tasks"]["tagging-ner"]["main_score"] == "f1"
 
-    source = place / "train.txt"
-    printed = run(place, "--train", source, "--dev", source, *NAMES_OF_COLUMNS, "--column", "pos", out="pos")
     best = run_of(place / "pos", "tagging-pos")
-    assert f"\nto export the run that is best on dev: amos export {best}/checkpoint_" in printed
+    assert f"\nto export the run that is best on dev: amos export {best}/checkpoint_" in learned_pos
     summary = json.loads((place / "pos" / "tagging.json").read_text())
     accuracy = summary["tasks"]["tagging-pos"]["scores"]["accuracy"]["median"]
     of_pos = predictions(best / "predictions.txt")
@@ -83,14 +79,13 @@ def test_entities_and_parts_of_speech_are_learned(place, learned):
     most = 100 * (1 - cut / len(words))
     assert most - 8 < accuracy <= most + 1e-6
     before = (of_ner / "result.json").stat().st_mtime_ns
-    assert "1 of 1 runs are already finished" in run(place, "--data", place / "data")
+    assert "1 of 1 runs are already finished" in fine_tune("tag", place, place / "out", "--data", place / "data")
     assert (of_ner / "result.json").stat().st_mtime_ns == before
 
 
-def test_other_words_get_the_labels_of_the_evaluation(place, learned, tmp_path, capsys):
+def test_other_words_get_the_labels_of_the_evaluation(place, learned, learned_pos, tmp_path, capsys):
     """Word for word, also those that are cut, with raw text or without; the labels of FILE are ignored."""
     source, predict = place / "train.txt", ["tag", "--cpu", "--predict"]
-    run(place, "--train", source, "--dev", source, *NAMES_OF_COLUMNS, "--column", "pos", out="pos")
     outs = {"ner": place / "out", "pos": place / "pos"}
     by_column = {
         column: predictions(run_of(folder, f"tagging-{column}") / "predictions.txt") for column, folder in outs.items()
