@@ -83,7 +83,6 @@ setup(
             # Its interpreter runs the kernels of functional/cuda on a CPU. CUDA builds of torch pin their version of it.
             "triton; platform_system == 'Linux' and platform_machine == 'x86_64'",
             "ruff",
-            "hydra-submitit-launcher",
             # Clients of what `amos export` writes; each takes the torch and the transformers above as they are.
             "onnx",
             "onnxruntime",
@@ -98,6 +97,5 @@ setup(
         "fastbpe": ["fastBPE==0.1.0"],  # a test compares with it; compiled by Cython, so with --no-build-isolation
         "completion": ["argcomplete>=3"],  # eval "$(register-python-argcomplete amos)" in the shell's start file
         "wandb": ["wandb"],
-        "submitit": ["hydra-submitit-launcher"],
     },
 )

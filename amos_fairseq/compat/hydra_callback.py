@@ -9,8 +9,7 @@ callbacks before all of that, so a YAML that names this class gets the same plug
       callbacks:
         import_plugin: {_target_: amos_fairseq.compat.hydra_callback.ImportPlugin, user_dir: "${common.user_dir}"}
 
-To locate the class, Hydra imports ``amos_fairseq``, which applies every patch. A launcher that pickles the callback
-(submitit) imports the plugin in its job in the same way.
+To locate the class, Hydra imports ``amos_fairseq``, which applies every patch.
 """
 
 import os
@@ -20,12 +19,10 @@ from pathlib import Path
 from typing import Any
 
 import fairseq.utils
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.experimental.callback import Callback
-from omegaconf import DictConfig, open_dict, read_write
+from omegaconf import DictConfig
 
 from amos_fairseq.errors import UserError, report_user_errors, save_dir_not_writable
-from amos_fairseq.process import leave_out_current_folder
 
 PACKAGE = Path(__file__).parents[1]
 
@@ -34,7 +31,6 @@ class ImportPlugin(Callback):
     """Check that ``common.user_dir``, if it is set, is the package that Python has imported."""
 
     def __init__(self, user_dir: str | None = None) -> None:
-        leave_out_current_folder()  # of the jobs that a launcher of Hydra starts with "python -m", before any configuration
         # The package above this folder, which Hydra has imported: register at once, unless `amos` has postponed it.
         import_module(PACKAGE.name).register()
         if user_dir is not None:
@@ -47,25 +43,11 @@ class ImportPlugin(Callback):
             _check_writable(config.hydra.run.dir)
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
-        """Refuse Hydra's own launcher, check the folder of the sweep, and choose the names of the folders of its jobs.
-
-        That launcher trains one job after the other in this process, in which fairseq keeps what belongs to a run.
-
-        Only the settings that differ between the jobs name them (``hydra.sweep.subdir``): a sweep over the learning rate
-        that is continued with a larger ``max_update`` finds the folders of its jobs.
-        """
+        """Refuse a sweep: its jobs train in one process, in which fairseq keeps what belongs to a run, and in one folder."""
         with report_user_errors():
-            if config.hydra.launcher._target_.endswith(".BasicLauncher"):
-                raise UserError(
-                    "--multirun needs a launcher that starts a process for each job, such as submitit's: give one, or "
-                    "start one command after the other, each with its own checkpoint.save_dir"
-                )
-            _check_writable(config.hydra.sweep.dir)
-        overrides = OverridesParser.create().parse_overrides(list(config.hydra.overrides.task))
-        fixed = ["checkpoint.save_dir", *(each.key_or_group for each in overrides if not each.is_sweep_override())]
-        with read_write(config), open_dict(config):
-            # Hydra composes the configuration of each job from these.
-            config.hydra.overrides.hydra.append(f"hydra.job.config.override_dirname.exclude_keys=[{','.join(fixed)}]")
+            raise UserError(
+                "--multirun is not supported: start one command after the other, each with its own checkpoint.save_dir"
+            )
 
 
 def _check_writable(folder: str) -> None:

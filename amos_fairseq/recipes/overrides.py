@@ -123,7 +123,6 @@ PATHS = (
     "common.log_file",
     "common.user_dir",
     "hydra.run.dir",
-    "hydra.sweep.dir",
 )
 _OVERRIDE = re.compile(r"(?P<key>[+]{0,2}(?P<name>[A-Za-z_][\w./@]*))=(?P<value>.*)", re.DOTALL)
 
@@ -152,11 +151,10 @@ def for_hydra(settings: Sequence[str]) -> list[str]:
     A value that Hydra reads as it is typed remains, and one that the user has quoted. In a path ``~`` is expanded, which shells
     do not in ``KEY=~/FOLDER``.
     """
-    is_sweep = any(setting in ("--multirun", "-m") for setting in settings)
-    return [_override(setting, is_sweep) for setting in settings]
+    return [_override(setting) for setting in settings]
 
 
-def _override(setting: str, is_sweep: bool) -> str:
+def _override(setting: str) -> str:
     match = _OVERRIDE.fullmatch(setting)
     if match is None:  # an option of Hydra, or its value
         return setting
@@ -173,7 +171,7 @@ def _override(setting: str, is_sweep: bool) -> str:
         raise UserError(
             f"{setting}: Hydra cannot read the value ({reason}): correct it, or quote a text, as in {text}"
         ) from error
-    if not is_path or (is_sweep and read.is_sweep_override() and not os.path.exists(value)):
+    if not is_path:
         return f"{key}={value}"
     # "a,b" would be a sweep, "[a]" a list, "1e5" a number.
     is_read_as_typed = read.value() in (None, value) or "\\" in value or value[:1] in ("'", '"')

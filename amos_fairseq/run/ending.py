@@ -9,12 +9,11 @@ written, and what fairseq itself refuses. Every other exception keeps its traceb
 
 Signals. SIGTERM, SIGUSR1, SIGUSR2 and Ctrl-C end a run after the present update, with a checkpoint and an exit code.
 
-Slurm sends SIGTERM before the time limit and at preemption, and ``--signal=USR1@300`` earlier; submitit requests SIGUSR2. All
-of them reach every process of a job step. A rank records the signal, and all ranks agree on the update after which they stop
-(three numbers summed over the ranks after each update, only if there are several). Rank 0 saves ``checkpoint_last.pt`` with the
-exact position in the epoch, and all ranks exit with :data:`amos_fairseq.errors.REQUEUE`: submitit's own handlers, which these
-replace, save nothing, so the batch script requeues on the exit code. Before fairseq launches its ranks (under Hydra: before it
-creates its trainer) a signal kills the process as usual: there is nothing to save.
+Slurm sends SIGTERM before the time limit and at preemption, and ``--signal=USR1@300`` earlier, to every process of a job step.
+A rank records the signal, and all ranks agree on the update after which they stop (three numbers summed over the ranks after
+each update, only if there are several). Rank 0 saves ``checkpoint_last.pt`` with the exact position in the epoch, and all ranks
+exit with :data:`amos_fairseq.errors.REQUEUE`: the batch script requeues on the exit code. Before fairseq launches its ranks
+(under Hydra: before it creates its trainer) a signal kills the process as usual: there is nothing to save.
 
 Ctrl-C (SIGINT) does the same with the exit code :data:`amos_fairseq.errors.INTERRUPTED`, because such a run must not be started
 again automatically. Before the first update it ends the run at once, and so does a second Ctrl-C; within

@@ -28,7 +28,7 @@ from torch.utils.data._utils import signal_handling
 from amos_fairseq.compat import device_reads, distribution, mixed_precision, patching
 from amos_fairseq.compat.patching import Patch, Script
 from amos_fairseq.errors import UserError, report_user_errors
-from amos_fairseq.run import ending, resume, schedule
+from amos_fairseq.run import ending, schedule
 from amos_fairseq.run.ending import SaveSettings, Signals
 from amos_fairseq.run.health import Collapse, CollapseSettings, Divergence, DivergenceSettings, FiniteUpdates
 from amos_fairseq.run.hook import Hook
@@ -85,7 +85,6 @@ def parse_args_and_arch(
 def add_defaults(stock: Callable[..., Any], cfg: Any) -> None:
     """Everything is registered and nothing is built. Under Hydra called in the command and again in each rank."""
     check_config(cfg)
-    resume.separate_jobs(cfg)
     schedule.stop_at_time_limit(cfg)
     stock(cfg)
 

@@ -20,7 +20,6 @@ from typing import Any
 
 from fairseq.file_io import PathManager
 from filelock import FileLock
-from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 
 from amos_fairseq.checkpoint_files import HEADS, num_updates_of, read_header, task_state_of
@@ -111,15 +110,6 @@ def claim_save_dir(save_dir: str) -> None:
         _locks[path] = take_lock(path, f"{save_dir} is in use by another run", advice)
     except OSError as error:
         raise save_dir_not_writable(save_dir, error) from error
-
-
-def separate_jobs(cfg: Any) -> None:
-    """Set the SAVE_DIR of a job of a sweep to its own folder: the jobs would continue and overwrite each other's run."""
-    if not HydraConfig.initialized() or OmegaConf.is_missing(HydraConfig.get().job, "num"):
-        return
-    folder = HydraConfig.get().sweep.subdir
-    if folder not in ("", ".") and not cfg.checkpoint.save_dir.endswith(f"/{folder}"):
-        cfg.checkpoint.save_dir = f"{cfg.checkpoint.save_dir}/{folder}"
 
 
 def begins_branch(cfg: Any, decay_from: str) -> bool:

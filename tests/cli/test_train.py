@@ -30,15 +30,15 @@ def test_recipe_by_name_and_by_path(started: list[list[str]], tmp_path: Path, mo
     script = [sys.executable, *python_command("fairseq_cli.hydra_train"), "--config-dir"]
     plugin, other = f"common.user_dir='{PACKAGE}'", "common.user_dir=elsewhere"
     own = [f"hydra.searchpath=['file://{RECIPES}']", plugin]
-    main(["train", "amos_base", "task.data=D", "--multirun"])
+    main(["train", "amos_base", "task.data=D", "--resolve"])
     main(["train", str(RECIPES / "variants" / "electra_tt.yaml"), "task.data=D:D", other])
     main(["train", "mine.yaml"])
     main(["train", "own/longer.yaml", "--cfg", "job"])
-    for words in ("amos_base task.data=D --minutes 1.5 --multirun", "--minutes 1.5 amos_base task.data=D --multirun"):
+    for words in ("amos_base task.data=D --minutes 1.5 --resolve", "--minutes 1.5 amos_base task.data=D --resolve"):
         main(["train", *words.split()])
-        assert started.pop()[-3:] == ["lr_scheduler.minutes=1.5", "task.data=D", "--multirun"]
+        assert started.pop()[-3:] == ["lr_scheduler.minutes=1.5", "task.data=D", "--resolve"]
     assert started == [
-        [*script, str(RECIPES), "--config-name", "amos_base", plugin, "task.data=D", "--multirun"],
+        [*script, str(RECIPES), "--config-name", "amos_base", plugin, "task.data=D", "--resolve"],
         [*script, str(RECIPES), "--config-name", "variants/electra_tt", "task.data=D:D", other],
         [*script, str(tmp_path), "--config-name", "mine", *own],
         [*script, str(tmp_path), "--config-name", "own/longer", *own, "--cfg", "job"],

@@ -168,7 +168,7 @@ def test_configs_and_overrides_of_hydra_exist():
 
 
 def split_hydra(arguments: list[str]) -> tuple[dict[str, str], list[str]]:
-    """(flag: value) and the key=value overrides; switches such as --multirun take no value."""
+    """(flag: value) and the key=value overrides; switches such as --cpu take no value."""
     flags: dict[str, str] = {}
     overrides: list[str] = []
     words = iter(arguments)

@@ -298,8 +298,6 @@ def test_a_run_is_continued_and_its_last_checkpoints_are_kept(name: str) -> None
     """The directory of the run, and the checkpoints after a long run."""
     cfg = composition.compose_with_hydra(name, ["task.data=DATA"])
     assert cfg.hydra.run.dir == cfg.checkpoint.save_dir == f"checkpoints/{name}"
-    assert cfg.hydra.sweep.dir == cfg.checkpoint.save_dir
-    assert cfg.hydra.sweep.subdir == cfg.hydra.job.override_dirname
     assert cfg.hydra.job.chdir is False
     assert cfg.common.tensorboard_logdir == f"checkpoints/{name}/tensorboard"
     assert cfg.checkpoint.keep_interval_updates > 0

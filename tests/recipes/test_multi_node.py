@@ -8,7 +8,6 @@ import time
 from pathlib import Path
 
 import pytest
-from omegaconf import OmegaConf
 from tiny_runs import ROOT, run_process, wait_until
 
 from amos_fairseq.errors import REQUEUE
@@ -57,10 +56,7 @@ def test_global_batch_is_constant(flags, global_batch, num_gpus, per_gpu, update
     [
         (["--gpus-per-node", "6"], "6 GPUs x batch 32 does not divide the global batch of 2048 sequences: use a"),
         (["--nodes", "2"], "several nodes need a common address: give --rendezvous HOST:PORT"),
-        *(
-            (["--config-name", name], f"there is no configuration {name}: choose one of amos_base, ")
-            for name in ("amos_huge", "sizes/amos_large")
-        ),
+        (["--config-name", "amos_huge"], "there is no configuration amos_huge: choose one of amos_base, "),
     ],
 )
 def test_invalid_launches_are_refused(flags: list[str], line: str) -> None:
@@ -83,48 +79,29 @@ def fake_cluster(tmp_path: Path) -> dict[str, str]:
     return {**os.environ, "PATH": path} | {f"SLURM_{name}": value for name, value in slurm.items()}
 
 
-def submitit_script(folder: Path) -> Path:
-    """The batch script that submitit writes for slurm_8x8.yaml."""
-    slurm = pytest.importorskip("submitit.slurm.slurm")
-    pytest.importorskip("hydra_plugins.hydra_submitit_launcher")
-    overrides = [f"hydra.searchpath=[file://{MULTI_NODE / 'config'}]", "+cluster=slurm_8x8", "task.data=DATA"]
-    launcher = compose_with_hydra("amos_base", overrides).hydra.launcher
-    names = ("nodes", "gpus_per_node", "cpus_per_task", "signal_delay_s", "setup", "additional_parameters")
-    settings = {name: OmegaConf.to_container(launcher)[name] for name in names}
-    path = folder / "submission.sh"
-    path.write_text(slurm._make_sbatch_string(command="rank", folder=folder, **settings))
-    return path
-
-
-def job_script(launcher: str, folder: Path) -> list[str]:
-    script = MULTI_NODE / "slurm.sbatch" if launcher == "slurm.sbatch" else submitit_script(folder)
-    return ["bash", str(script), "amos_base", "DATA"]
+JOB = ["bash", str(MULTI_NODE / "slurm.sbatch"), "amos_base", "DATA"]
 
 
 @pytest.mark.parametrize(("status", "requeued"), [(REQUEUE, True), (1, False)])
-@pytest.mark.parametrize("launcher", ["slurm.sbatch", "submitit"])
-def test_job_is_requeued_only_on_our_exit_code(fake_cluster, tmp_path, launcher, status, requeued) -> None:
-    command = [*job_script(launcher, tmp_path), "common.seed=2"]
-    result = run_process(command, env=fake_cluster | {"SRUN_EXIT": str(status)})
+def test_job_is_requeued_only_on_our_exit_code(fake_cluster, tmp_path, status, requeued) -> None:
+    result = run_process([*JOB, "common.seed=2"], env=fake_cluster | {"SRUN_EXIT": str(status)})
     assert result.returncode == status
-    if launcher == "slurm.sbatch":
-        arguments = (tmp_path / "srun.arguments").read_text()
-        assert arguments.startswith("--nodes 8 --ntasks 64 --ntasks-per-node 8 --cpus-per-task 14 ")
-        assert arguments.endswith("distributed_training.distributed_port=29500 common.seed=2\n")
+    arguments = (tmp_path / "srun.arguments").read_text()
+    assert arguments.startswith("--nodes 8 --ntasks 64 --ntasks-per-node 8 --cpus-per-task 14 ")
+    assert arguments.endswith("distributed_training.distributed_port=29500 common.seed=2\n")
     assert (tmp_path / "scontrol.arguments").exists() == requeued
     if requeued:
         assert (tmp_path / "scontrol.arguments").read_text() == "requeue 42\n"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("launcher", ["slurm.sbatch", "submitit"])
-def test_a_cancelled_job_is_not_requeued(fake_cluster, tmp_path, launcher: str) -> None:
+def test_a_cancelled_job_is_not_requeued(fake_cluster, tmp_path) -> None:
     """scancel sends SIGTERM to the batch script and to the ranks, which then exit with our code."""
     wait = f"while [ ! -e {tmp_path}/end ]; do sleep 0.05; done"
     (tmp_path / "srun").write_text(
         f"#!/bin/sh\ntouch {tmp_path}/started\n{wait}\ntouch {tmp_path}/ended\nexit {REQUEUE}\n"
     )
-    job = subprocess.Popen(job_script(launcher, tmp_path), env=fake_cluster, start_new_session=True)
+    job = subprocess.Popen(JOB, env=fake_cluster, start_new_session=True)
     wait_until(lambda: (tmp_path / "started").exists() or job.poll() is not None)
     assert job.poll() is None
     job.terminate()

@@ -14,7 +14,6 @@ import pytest
 import torch
 from fairseq.optim.lr_scheduler import polynomial_decay_schedule as polynomial
 from fairseq.optim.sgd import SGD
-from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 from small_models import small_electra
 
@@ -285,13 +284,3 @@ def test_a_save_dir_belongs_to_one_process(tmp_path: Path) -> None:
     os.waitpid(first, 0)
     resume.claim_save_dir(run)
     resume.claim_save_dir(run)
-
-
-def test_a_job_of_a_sweep_has_its_own_folder(monkeypatch: pytest.MonkeyPatch) -> None:
-    of_job = OmegaConf.create({"job": {"num": 1}, "sweep": {"subdir": "lr=1"}})
-    monkeypatch.setattr(HydraConfig, "initialized", lambda: True)
-    monkeypatch.setattr(HydraConfig, "get", lambda: of_job)
-    cfg = OmegaConf.create({"checkpoint": {"save_dir": "runs"}})
-    for _ in range(2):
-        resume.separate_jobs(cfg)
-        assert cfg.checkpoint.save_dir == "runs/lr=1"
