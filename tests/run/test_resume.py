@@ -1,6 +1,5 @@
 """Starts that are refused, that do nothing, and that continue; damaged checkpoints, and those of other models; the lock."""
 
-import contextlib
 import hashlib
 import os
 import signal
@@ -77,7 +76,7 @@ def test_an_optimizer_of_other_weights_is_refused() -> None:
 
 def checkpoint_config(tmp_path: Path, **changes: Any) -> Any:
     defaults = {"save_dir": str(tmp_path), "restore_file": "checkpoint_last.pt", "finetune_from_model": None}
-    defaults["checkpoint_suffix"] = ""
+    defaults |= {"checkpoint_suffix": "", "reset_optimizer": False}
     return OmegaConf.create({**defaults, **changes})
 
 
@@ -144,29 +143,15 @@ NO_POSITIONS = {**POSITIONS, "relative_position_scheme": "none"}
 HISTORY = {"num_updates": 7, "criterion_name": "A", "optimizer_name": "B", "lr_scheduler_state": {}}
 
 
-@pytest.mark.parametrize(
-    ("changes", "starts"),
-    [
-        ({}, {}),
-        ({"last_optimizer_state": None}, {"finetune_from_model": True}),
-        ({"last_optimizer_state": None}, {"reset_optimizer": True}),
-        ({"last_optimizer_state": None, "num_updates": 0}, {}),  # as amos import writes them
-        ({"last_optimizer_state": None}, None),
-    ],
-)
-def test_weights_alone_start_a_new_run(tmp_path: Path, changes: dict, starts: dict | None) -> None:
-    """They do not continue one: its schedule would begin again."""
+def test_weights_alone_start_a_new_run(tmp_path: Path) -> None:
+    """They do not continue one: its schedule would begin again. Those of amos import have no update."""
     path = str(tmp_path / "a.pt")
-    state = {
-        "optimizer_history": [{"num_updates": changes.pop("num_updates", 7)}],
-        "last_optimizer_state": {},
-    } | changes
-    torch.save(state, path)
-    cfg = SimpleNamespace(finetune_from_model=None, reset_optimizer=False)
-    for name, value in (starts or {}).items():
-        setattr(cfg, name, path if name == "finetune_from_model" else value)
-    with contextlib.nullcontext() if starts is not None else pytest.raises(UserError, match="has no optimizer state"):
-        check_optimizer(path, cfg)
+    for optimizer, updates, start in (({}, 7, {}), (None, 0, {}), (None, 7, {"reset_optimizer": True})):
+        torch.save({"optimizer_history": [{"num_updates": updates}], "last_optimizer_state": optimizer}, path)
+        check_optimizer(path, checkpoint_config(tmp_path, **start))
+    check_optimizer(path, checkpoint_config(tmp_path, finetune_from_model=path))
+    with pytest.raises(UserError, match="has no optimizer state"):
+        check_optimizer(path, checkpoint_config(tmp_path))
 
 
 class Task:
@@ -194,7 +179,6 @@ def saved(tmp_path: Path, task_state: Any, model: Any) -> str:
         (POSITIONS, POSITIONS),
         (POSITIONS, None),  # a checkpoint that says nothing
         (POSITIONS, {"_name": "roberta"}),
-        (POSITIONS, {"relative_position_scheme": "t5"}),
         ({"_name": "roberta"}, POSITIONS),
         (NO_POSITIONS, {**NO_POSITIONS, "relative_position_buckets": 64}),  # the sizes then mean nothing
     ],
@@ -228,16 +212,21 @@ def test_the_inputs_of_sentence_prediction_need_the_vocabulary_of_the_checkpoint
         check_fits(path, task, OmegaConf.create(POSITIONS))
 
 
-def test_a_run_continues_with_the_labels_of_its_heads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_continues_with_its_labels_and_its_frozen_generator(tmp_path: Path, monkeypatch) -> None:
     """One that starts from the checkpoint may have others, as in intermediate-task training."""
     here, there = (
         {"heads": {"text": vars(HeadOutputs("classes", labels))}} for labels in (["no", "yes"], ["yes", "no"])
     )
-    monkeypatch.setattr(Task, "state_dict", lambda task: here)
-    for known, starts_anew in ((here, False), ({}, False), (there, True)):
+    generator = {"generator_sha256": "0123456789abcdef"}
+    monkeypatch.setattr(Task, "state_dict", lambda task: {"generator_sha256": None} | here)
+    for known, starts_anew in ((here, False), ({}, False), (there, True), (generator, True)):
         check_fits(saved(tmp_path, known, None), Task(), OmegaConf.create(POSITIONS), starts_anew)
-    with pytest.raises(UserError, match=r"does not fit: it was trained with other labels of text: give its data"):
-        check_fits(saved(tmp_path, there, None), Task(), OmegaConf.create(POSITIONS))
+    for known, line in (
+        (there, "trained with other labels of text: give its data"),
+        (generator, "0123456789ab, here none"),
+    ):
+        with pytest.raises(UserError, match=f"does not fit: .*{line}"):
+            check_fits(saved(tmp_path, known, None), Task(), OmegaConf.create(POSITIONS))
 
 
 def test_a_model_counts_the_updates_of_a_new_schedule() -> None:
@@ -256,13 +245,6 @@ def test_a_step_back_behind_its_limit_is_refused() -> None:
     trainer.get_model = lambda: SimpleNamespace(set_num_updates=lambda number: None)
     with pytest.raises(UserError, match=r"x\.pt has reached its limit \(50 updates in --stop-time-hours 2\): raise it"):
         Resume().after_load(SimpleNamespace(restore_file="x.pt"), trainer, SimpleNamespace(next_epoch_idx=1), None)
-
-
-@pytest.mark.parametrize("starts_anew", [False, True])
-def test_another_frozen_generator_is_refused_unless_the_run_starts_anew(starts_anew: bool, tmp_path: Path) -> None:
-    path = saved(tmp_path, {"generator_sha256": "0123456789abcdef"}, None)
-    with contextlib.nullcontext() if starts_anew else pytest.raises(UserError, match="0123456789ab, here none"):
-        check_fits(path, Task(), OmegaConf.create(POSITIONS), starts_anew)
 
 
 def test_a_save_dir_belongs_to_one_process(tmp_path: Path) -> None:
