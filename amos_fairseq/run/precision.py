@@ -83,24 +83,20 @@ def requested_precision(cfg: Any) -> tuple[str, str]:
     settings = {f"--{flag}": flag for flag in FLAGS if getattr(cfg.common, flag)}
     if named is not None and not (settings and str(named) == "auto"):
         settings[f"task.precision={named}"] = str(named)
-    if cfg.common.amp or len(set(settings.values())) > 1:
-        names = " and ".join(["--amp"] * cfg.common.amp + list(settings))
+    # --memory-efficient-*: our optimizers update float32 weights, which such a run does not keep.
+    others = ["amp", *(f"memory_efficient_{flag}" for flag in FLAGS if _has_our_optimizer(cfg))]
+    others = [f"--{name.replace('_', '-')}" for name in others if getattr(cfg.common, name)]
+    if others or len(set(settings.values())) > 1:
         raise UserError(
-            f"{names}: give one of --bf16 (common.bf16=true), --fp16, or task.precision (--precision) alone"
+            f"{' and '.join([*others, *settings])}: give one of --bf16 (common.bf16=true), --fp16, or task.precision "
+            "(--precision) alone"
         )
     return next(((name, setting) for setting, name in settings.items()), ("float32", ""))
 
 
 def check_settings(cfg: Any) -> None:
     """Refuse settings that no device, or no CPU, can follow. No GPU is asked anything."""
-    name, setting = requested_precision(cfg)
-    choose(name, setting, Device(visible_gpus(cfg) > 0), None)
-    for flag in FLAGS:
-        if getattr(cfg.common, f"memory_efficient_{flag}") and _has_our_optimizer(cfg):
-            raise UserError(
-                f"--memory-efficient-{flag} keeps no float32 weights, which --optimizer {cfg.optimizer._name} updates: "
-                f"use --{flag}"
-            )
+    choose(*requested_precision(cfg), Device(visible_gpus(cfg) > 0), None)
 
 
 def set_precision(cfg: Any, on_gpu: bool, saved: Saved | None = None) -> str:

@@ -96,7 +96,7 @@ def test_every_choice(named, flag, has_gpu, supported, before, expected, reason,
         (None, {"fp16": True, "bf16": True}, GPU, "^--fp16 and --bf16: give one of"),
         (None, {"amp": True}, GPU, "^--amp: give one of"),
         ("float32", {"bf16": True}, GPU, r"--bf16 and task\.precision=float32: give one of"),
-        (None, {"fp16": True, "memory_efficient_fp16": True}, GPU, r"--memory-efficient-fp16 keeps .* use --fp16"),
+        (None, {"fp16": True, "memory_efficient_fp16": True}, GPU, "^--memory-efficient-fp16 and --fp16: give one of"),
     ],
 )
 def test_settings_that_are_refused_before_the_launch(named, common, has_gpu, message, hardware) -> None:
