@@ -34,8 +34,6 @@ NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 _READ_SIZE = 1 << 20
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")
-_NUMBER = re.compile(r"-|[+-]?\d[\d.]*([eE][+-]?\d+)?( ± \d[\d.]*)?")  # a lone hyphen is a missing score
 
 
 @contextlib.contextmanager
@@ -76,19 +74,6 @@ def json_text(content: Any) -> str:
     """
     text = json.dumps(content, indent=2, ensure_ascii=False)
     return (text if is_unicode(text) else json.dumps(content, indent=2)) + "\n"
-
-
-def csv_text(rows: Iterable[Sequence[object]]) -> str:
-    """Return rows as CSV in which no cell is a formula: names and labels may come from a stranger.
-
-    Spreadsheets run a cell that starts with one of ``=+-@``, also in quotes, so an apostrophe precedes texts that do; numbers
-    are unchanged.
-    """
-    return "".join(csv_lines([_without_formula("" if cell is None else str(cell)) for cell in row] for row in rows))
-
-
-def _without_formula(cell: str) -> str:
-    return f"'{cell}" if cell.startswith(_FORMULA) and not _NUMBER.fullmatch(cell) else cell
 
 
 def csv_lines(rows: Iterable[Sequence[object]], separator: str = ",") -> Iterator[str]:

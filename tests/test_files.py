@@ -1,7 +1,5 @@
 """Files that replace others whole, when two processes write the same one and when one of them is killed."""
 
-import csv
-import io
 import json
 import multiprocessing
 import os
@@ -42,16 +40,6 @@ def test_json_names_a_path_that_is_no_text(tmp_path: Path) -> None:
     files.write_text(file, files.json_text({"path": path, "text": "é"}))
     assert json.loads(file.read_text(encoding="utf-8")) == {"path": path, "text": "é"}
     assert files.json_text({"text": "é"}) == '{\n  "text": "é"\n}\n'
-
-
-def test_no_cell_of_a_csv_file_is_a_formula() -> None:
-    """Read again with Python's reader: texts that a spreadsheet would compute have an apostrophe, all else is as it was."""
-    formulas = ["=1+1", "@SUM(A1)", "+cmd|' /C calc'!A0", "-2+3+cmd|x", "\t=1", "\r=1", '=HYPERLINK("x")']
-    formulas += ["--1", "+x", "-x 5"]
-    numbers = ["88.9", "-3.2", "+4", "-1e-05", "-3.1 ± 0.4", "-", "", 5, -0.25, None, True]
-    others = [*numbers, "a=b", "CoLA", "a,b", 'a "b"', "é"]
-    rows = list(csv.reader(io.StringIO(files.csv_text([formulas, others]), newline="")))
-    assert rows == [[f"'{cell}" for cell in formulas], ["" if cell is None else str(cell) for cell in others]]
 
 
 def test_messages_are_one_line_that_changes_no_terminal(capsys: pytest.CaptureFixture) -> None:

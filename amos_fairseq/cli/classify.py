@@ -11,7 +11,7 @@ from amos_fairseq.inputs import LABEL_COLUMN, TEXT_COLUMN
 DESCRIPTION = """\
 Fine-tune a checkpoint of this package on any table of texts, or pairs of texts, with a class, several labels or a number: TSV,
 CSV, JSON lines, Parquet, or a folder that datasets saved. The command prints and saves medians and standard deviations over the
-seeds (classification.md, .csv and .json in OUT) beside a model that always predicts the most frequent class; each run also has
+seeds (classification.md and .json in OUT) beside a model that always predicts the most frequent class; each run also has
 its predictions. After a stop the same command continues. With --predict the run that is best on dev labels another table.
 """
 

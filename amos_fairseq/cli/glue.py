@@ -10,8 +10,8 @@ from amos_fairseq.downstream.texts.glue.tasks import AVERAGED, parse_tasks
 
 DESCRIPTION = """\
 Fine-tune a checkpoint of this package, of any objective and size, on GLUE: one fairseq-train process per task and seed, one at
-a time on each GPU. The command prints and saves medians and standard deviations over the seeds as in AMOS Table 1 (glue.md,
-glue.csv and glue.json in OUT). After a stop the same command continues; it does not repeat finished runs.
+a time on each GPU. The command prints and saves medians and standard deviations over the seeds as in AMOS Table 1 (glue.md
+and glue.json in OUT). After a stop the same command continues; it does not repeat finished runs.
 Official files are converted with the tokenizer of the checkpoint, once; OUT/data keeps the result.
 """
 

@@ -10,7 +10,7 @@ from amos_fairseq.experiments import PARSING_VIEWS
 
 DESCRIPTION = """\
 Fine-tune a checkpoint of this package on the dependency trees of a treebank, one run per seed. The command prints and saves
-medians and standard deviations of LAS and UAS (parsing.md, parsing.csv and parsing.json in OUT); each run also has the dev
+medians and standard deviations of LAS and UAS (parsing.md and parsing.json in OUT); each run also has the dev
 file with its trees (predictions.conllu). After a stop the same command continues. With --views the model also learns from
 sentences without trees (cross-view training). With --predict the run that is best on dev parses other sentences.
 """

@@ -11,7 +11,7 @@ from amos_fairseq.experiments import TAGGING_VIEWS
 DESCRIPTION = """\
 Fine-tune a checkpoint of this package on a column of labeled words (parts of speech, chunks, named entities), one run per
 seed. The command prints and saves medians and standard deviations of accuracy or, for labels that mark spans, span F1
-(tagging.md, tagging.csv and tagging.json in OUT); each run also has its predictions. After a stop the same command continues.
+(tagging.md and tagging.json in OUT); each run also has its predictions. After a stop the same command continues.
 Several columns, given as --data A B, are learned together, by one model. With --views the model also learns from sentences
 without labels (cross-view training). With --predict the run that is best on dev labels the words of another file.
 """

@@ -263,7 +263,7 @@ class Benchmark(ABC):
     row each.
 
     Attributes:
-        name: the word in the names of its files: ``OUT/NAME.md``, ``.csv``, ``.json``.
+        name: the word in the names of its files: ``OUT/NAME.md``, ``.json``.
         title, columns: of the default ``table``. A title names the data; :func:`~amos_fairseq.experiments.table.run_benchmark`
             adds what ± means. ``columns``: score -> heading; scores that no task has are left out.
         trained_as: fairseq's task and criterion.

@@ -19,6 +19,7 @@ from amos_fairseq.experiments.records import (
     write_record,
 )
 from amos_fairseq.experiments.runner import Failure, Runner
+from amos_fairseq.files import write_text
 from amos_fairseq.output.terminal import Table
 
 
@@ -75,14 +76,16 @@ def run_benchmark(benchmark: Benchmark) -> Outcome:
 
 
 def save_results(benchmark: Benchmark, table: Table, results: Sequence[RunResult], summaries: Summaries) -> list[Path]:
-    """Write NAME.md, NAME.csv and NAME.json into OUT; return their paths."""
-    start, stem = benchmark.session.checkpoint, benchmark.session.out / benchmark.name
+    """Write NAME.md and NAME.json into OUT; return their paths."""
+    start, out = benchmark.session.checkpoint, benchmark.session.out
+    markdown, record = (out / f"{benchmark.name}.{suffix}" for suffix in ("md", "json"))
     checkpoint = {"file": str(start.file), "sha256": start.sha256, "arch": start.arch}
     checkpoint |= {"num_updates": start.num_updates, "from_scratch": start.from_scratch}
     average = benchmark.average(summaries)
     summary = Summary(benchmark.name, checkpoint, dict(summaries), list(table.notes), list(results), average)
-    write_record(stem.with_suffix(".json"), asdict(summary))
-    return [*table.save(stem), stem.with_suffix(".json")]
+    write_record(record, asdict(summary))
+    write_text(markdown, table.as_markdown())
+    return [markdown, record]
 
 
 def settings_in_words(session: Session) -> str:

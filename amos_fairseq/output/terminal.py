@@ -4,13 +4,12 @@ import contextlib
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tqdm import tqdm
 
 from amos_fairseq.errors import INTERRUPTED, UserError, one_line
-from amos_fairseq.files import NO_ROOM, csv_text, write_text
+from amos_fairseq.files import NO_ROOM
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -51,7 +50,7 @@ def ending_in_one_line(repeated: str, name: str = "prepare") -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Table:
-    """Cells as strings; the first column names the row, notes are sentences. Terminal, Markdown and CSV show the same."""
+    """Cells as strings; the first column names the row, notes are sentences. Terminal and Markdown show the same."""
 
     title: str
     columns: Sequence[str]
@@ -82,17 +81,6 @@ class Table:
         notes = [f"- {escape_markdown(note)}" for note in self.notes]
         lines = [f"# {escape_markdown(self.title)}", "", markdown_rows(self.columns, self.rows), "", *notes]
         return "\n".join(lines).rstrip() + "\n"
-
-    def as_csv(self) -> str:
-        """Return header and rows, without the notes."""
-        return csv_text([self.columns, *self.rows])
-
-    def save(self, stem: Path) -> list[Path]:
-        """Write STEM.md and STEM.csv; return their paths."""
-        contents = {stem.with_suffix(".md"): self.as_markdown(), stem.with_suffix(".csv"): self.as_csv()}
-        for path, content in contents.items():
-            write_text(path, content)
-        return list(contents)
 
 
 def escape_markdown(text: str) -> str:

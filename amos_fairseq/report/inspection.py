@@ -49,8 +49,6 @@ class Token:
     is_positive: bool  # the label: replaced or, for Electric, noise, which includes samples that equal the original
     # By the discriminator; None without one, and for special tokens where training computes no loss for them (Electric).
     positive_probability: float | None
-    # log p(input token | the rest) in nats, of models that compute it for all tokens at once; None for special tokens.
-    log_prob: float | None
 
     @property
     def replaced(self) -> bool:
@@ -83,10 +81,6 @@ class Inspection:
     positive_class: str  # what the discriminator detects, "replaced" or "noise"; empty without a discriminator
     is_corrupted: bool  # the main network's input has sampled tokens
     is_masked: bool  # <mask> hides the selected tokens from the generator (two-tower generators need no mask)
-
-    @property
-    def has_log_probs(self) -> bool:
-        return any(token.log_prob is not None for token in self.tokens)
 
     @property
     def selected(self) -> str:
@@ -196,12 +190,11 @@ def _most_probable(loaded: LoadedCheckpoint, probabilities: Tensor, original: in
 
 def _tokens(loaded: LoadedCheckpoint, original: Tensor, masked: set[int], output: Any) -> list[Token]:
     """Return every token [T] of the main network's input, with what the model predicts for it."""
-    dictionary, model = loaded.dictionary, loaded.model
+    dictionary = loaded.dictionary
     names = ("corrupted_tokens", "rtd_logits", "is_noise", "is_scored")
     corrupted, rtd_logits, is_noise, is_scored = (_field(output, name) for name in names)
     inputs = original if corrupted is None else corrupted
     is_positive = inputs.ne(original) if is_noise is None else is_noise
-    log_probs = model.token_log_probs(inputs[None])[0] if isinstance(model, ElectricModel) else None
     pieces, input_pieces = ([dictionary[i] for i in ids.tolist()] for ids in (original, inputs))
     special = [i in (dictionary.bos(), dictionary.eos(), dictionary.pad()) for i in original.tolist()]
     texts, input_texts = (surfaces(loaded.tokenizer, each, special) for each in (pieces, input_pieces))
@@ -209,9 +202,8 @@ def _tokens(loaded: LoadedCheckpoint, original: Tensor, masked: set[int], output
     for i in range(len(original)):
         scored = is_scored is None or bool(is_scored[i])
         probability = rtd_logits[i].sigmoid().item() if scored and rtd_logits is not None else None
-        log_prob = log_probs[i].item() if scored and log_probs is not None else None
         spellings = (pieces[i], input_pieces[i], texts[i], input_texts[i])
-        tokens.append(Token(*spellings, i in masked, special[i], bool(is_positive[i]), probability, log_prob))
+        tokens.append(Token(*spellings, i in masked, special[i], bool(is_positive[i]), probability))
     return tokens
 
 

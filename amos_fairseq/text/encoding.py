@@ -24,8 +24,6 @@ from amos_fairseq.text.tokenization.tokenizer import Tokenizer
 
 # The ids of fairseq's own symbols: every dictionary begins with <s>, <pad>, </s>, <unk>.
 END_ID, UNKNOWN_ID, NUM_FAIRSEQ_SYMBOLS = 2, 3, 4
-# Maximum lengths of usual encoders. Fine-tuning cuts rows that are longer than the encoder's; here they are counted.
-USUAL_MAX_POSITIONS = (64, 128, 256, 512)
 # What is counted of a text. words: separated by white space; pieces: without the </s> of each line; tokens: with them and with
 # the lines of </s> alone between documents; unknown: pieces that are not in dict.txt.
 COUNTS = ("documents", "paragraphs", "words", "bytes", "pieces", "tokens", "unknown")
@@ -182,11 +180,7 @@ def encode_rows(
             unknown += num_unknown
             on_done(len(batch_tokens))
     pieces = sum(tokens) - (1 + len(prefixes)) * len(tokens)
-    return {
-        "longest": max(tokens),
-        "longer_than": {str(most): sum(length > most for length in tokens) for most in USUAL_MAX_POSITIONS},
-        **unknown_pieces(unknown, pieces),
-    }
+    return {"longest": max(tokens), **unknown_pieces(unknown, pieces)}
 
 
 def encode_batch(batch: list[tuple[str, ...]]) -> tuple[list[tuple[np.ndarray, list[int]]], int]:

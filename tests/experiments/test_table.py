@@ -40,7 +40,7 @@ def test_a_benchmark_of_the_interface_alone_gets_its_table(toy, tmp_path):
         "each run is scored at its best epoch on the same dev set",
         "toy data",
     ]
-    assert [path.name for path in outcome.files] == ["toy.md", "toy.csv", "toy.json"]
+    assert [path.name for path in outcome.files] == ["toy.md", "toy.json"]
     assert json.loads((tmp_path / "toy.json").read_text())["tasks"]["Toy"]["scores"]["score"]["median"] == 70.0
 
 

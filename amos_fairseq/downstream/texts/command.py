@@ -241,10 +241,7 @@ def open_classification(session: Session, data: Path) -> "Classification":
     trials = session.recipe.trials_of(NAME)
     if not (data / "input1").is_dir():  # there is nothing to separate
         trials = different(dataclasses.replace(trial, num_separators=1) for trial in trials)
-    record, separators = prepared.record, {trial.separator for trial in trials}
-    trials = different(trial.for_labels(len(record["labels"])) for trial in trials)
-    notes = (*record["notes"], *prepared.notes_on_cut_rows(session.checkpoint.max_positions, separators))
-    task = BenchmarkTask(NAME, prepared.num_train, prepared.main_score, prepared.sha256(), trials, notes)
+    task = prepared.as_task(session.checkpoint.max_positions, trials)
     return Classification(session, data, {NAME: prepared}, {NAME: task})
 
 

@@ -136,9 +136,7 @@ def report_rows(path: Path, task: GlueTask, split: str, rows: LabeledRows) -> No
 
 
 def _report(name: str, facts: dict[str, Any]) -> None:
-    longer = ", ".join(f"{count:,} over {most}" for most, count in facts["longer_than"].items() if count)
-    counted = f" (rows of more: {longer}; with one </s> between two texts)" if longer else ""
     rows = f"{facts['rows']} of {facts['source_rows']} rows"
-    say(f"{name}: {rows}; longest {facts['longest']} tokens{counted}; {describe_unknown(facts)}")
+    say(f"{name}: {rows}; longest {facts['longest']} tokens; {describe_unknown(facts)}")
     if facts["source_rows"] != facts["official_rows"]:
         say(f"{name}: the official file has {facts['official_rows']} rows")

@@ -1,7 +1,5 @@
 """Scores, statistics, tables and the leaderboard's archive against values by hand and the averages that the papers print."""
 
-import csv
-import io
 import math
 import threading
 import zipfile
@@ -105,7 +103,6 @@ def test_table_cells():
         ["ours", "82.0 ± 1.0 / 81.0 ± 1.0", "20.0 ± 10.0", "51.0", "50.0", "52.2"],
         ["most frequent class, or mean", "35.0 / 36.0", "0.0", "17.5", "-", "-"],
     ]
-    assert list(csv.reader(io.StringIO(table.as_csv()))) == [table.columns, *table.rows]
     markdown = table.as_markdown().splitlines()
     assert markdown[2] == "|  | MNLI m/mm | CoLA (Matthews) | AVG of 2 | SQuAD2.0 EM | SQuAD2.0 F1 |"
     assert markdown[4] == "| ours | 82.0 ± 1.0 / 81.0 ± 1.0 | 20.0 ± 10.0 | 51.0 | 50.0 | 52.2 |"
