@@ -171,6 +171,15 @@ class ForkedCommand(ForkServerProcess):
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         multiprocessing.set_start_method(None, force=True)
         logging.root.handlers.clear()  # a message during the imports has configured it
+        self._open_streams()
+        os.environ.clear()
+        os.environ.update(self.variables)
+        server_folder = os.getcwd()
+        os.chdir(self.folder)
+        self._set_import_path(server_folder)
+        sys.argv = self.command
+
+    def _open_streams(self) -> None:
         appended = [os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666) for path in self.outputs]
         for number, file in enumerate([os.open(os.devnull, os.O_RDONLY), *appended]):
             os.dup2(file, number)
@@ -178,14 +187,14 @@ class ForkedCommand(ForkServerProcess):
         # The stream objects of the server were made for other files.
         sys.stdout = open(1, "w", encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
         sys.stderr = open(2, "w", 1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
-        os.environ.clear()
-        os.environ.update(self.variables)
-        server_folder = os.getcwd()
-        os.chdir(self.folder)
+
+    @staticmethod
+    def _set_import_path(server_folder: str) -> None:
+        """Put the user's PYTHONPATH first and this package last, and leave out the folder in which the server was started."""
         own_path = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
         others = [path for path in sys.path if path not in ("", server_folder, *own_path)]
         package = [_PACKAGE_FOLDER] if _PACKAGE_FOLDER not in (*own_path, *others) else []
-        sys.path[:], sys.argv = [*own_path, *others, *package], self.command
+        sys.path[:] = [*own_path, *others, *package]
 
     @staticmethod
     def _end_with_parent() -> None:

@@ -32,22 +32,12 @@ LAST_KEYS = {"object_pairs_hook": dict}
 _KINDS = {dict: "an object", list: "a list", str: "a string", int: "an integer", bool: "true or false"}
 
 
-def read_bytes(path: str | os.PathLike, hint: str, largest: int = LARGEST_FILE, of_user: bool = False) -> bytes:
-    """Return the content of a file of at most ``largest`` bytes; ``hint``: how to fix it, the end of the message.
-
-    ``of_user``: the user named it, so that it may be a pipe, such as /dev/stdin or <(...) of a shell; waiting for its writer is
-    then what was asked for.
-    """
+def read_bytes(path: str | os.PathLike, hint: str, largest: int = LARGEST_FILE) -> bytes:
+    """Return the content of a file of at most ``largest`` bytes; ``hint``: how to fix it, the end of the message."""
     try:
         status = os.stat(path)
         if stat.S_ISDIR(status.st_mode):
             problem = "is a folder, not a file"
-        elif of_user and not stat.S_ISREG(status.st_mode):
-            with open(path, "rb") as stream:
-                content = stream.read(largest + 1)
-            if len(content) <= largest:
-                return content
-            problem = f"has more than the {largest:,} bytes that are read"
         elif not stat.S_ISREG(status.st_mode):  # opening a pipe waits for its writer
             problem = "is a pipe or a device, not a file"
         elif status.st_size > largest:
@@ -61,10 +51,10 @@ def read_bytes(path: str | os.PathLike, hint: str, largest: int = LARGEST_FILE, 
     raise UserError(f"{path} {problem}: {hint}")
 
 
-def read_text(path: str | os.PathLike, hint: str, largest: int = LARGEST_FILE, of_user: bool = False) -> str:
+def read_text(path: str | os.PathLike, hint: str, largest: int = LARGEST_FILE) -> str:
     """Return the content of a UTF-8 file, as :func:`read_bytes` does."""
     try:
-        return read_bytes(path, hint, largest, of_user).decode("utf-8")
+        return read_bytes(path, hint, largest).decode("utf-8")
     except UnicodeDecodeError as error:
         raise UserError(f"{path} is not UTF-8 text ({error.reason} at byte {error.start}): {hint}") from error
 

@@ -1,7 +1,6 @@
 """Files, JSON, numbers and names of strangers: what is accepted, and the one line of what is refused."""
 
 import collections
-import contextlib
 import json
 import math
 import os
@@ -58,18 +57,6 @@ def test_what_is_no_json_is_refused(text, reason, tmp_path):
 def test_of_equal_keys_the_last_counts_in_files_of_hugging_face(tmp_path):
     (tmp_path / "a.json").write_text('{"a": 1, "b": {"c": 2, "c": 3}, "a": 4}')
     assert read_json(tmp_path / "a.json", "hint", **untrusted.LAST_KEYS) == {"a": 4, "b": {"c": 3}}
-
-
-def test_a_pipe_that_the_user_names_is_read_once_and_bounded():
-    for length, is_read in ((100, True), (101, False)):
-        read_end, write_end = os.pipe()
-        with open(write_end, "wb") as writer:
-            writer.write(b"x" * length)
-        with (
-            open(read_end),
-            contextlib.nullcontext() if is_read else pytest.raises(UserError, match="more than the 100"),
-        ):
-            assert untrusted.read_text(f"/dev/fd/{read_end}", "hint", largest=100, of_user=True) == "x" * length
 
 
 def test_what_is_no_file_is_refused(tmp_path):

@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> None:
     out, figures = Path(args.out), None if args.figures is None else Path(args.figures)
     if out.is_dir() or not out.absolute().parent.is_dir():
         raise UserError(f"--out {out}: give the name of a page in a folder that exists, such as report.html")
-    text = None if args.text is None else read_text(args.text, "give a text in UTF-8", of_user=True)
+    text = None if args.text is None else read_text(args.text, "give a text in UTF-8")
     say(f"reading {', '.join(args.folders)}", "report")  # the imports take seconds
     import_fairseq(inputs=args.folders)
     from amos_fairseq.checkpoints.encoder import check_device

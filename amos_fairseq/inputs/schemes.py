@@ -53,21 +53,6 @@ def spans_of(labels: Sequence[str]) -> list[tuple[str, int, int]]:
     return spans
 
 
-def marks_ends(labels: Iterable[str]) -> bool:
-    """Return whether these labels are IOBES, and not IOB."""
-    return any(label[:2] in ("E-", "S-") or label in ("E", "S") for label in labels)
-
-
-def encode_spans(labels: Sequence[str], with_ends: bool) -> list[str]:
-    encoded = [OUTSIDE] * len(labels)
-    for kind, first, last in spans_of(labels):
-        type_of = f"-{kind}" if "-" in labels[first] else ""
-        encoded[first : last + 1] = [f"B{type_of}", *[f"I{type_of}"] * (last - first)]
-        if with_ends:
-            encoded[last] = f"{'S' if first == last else 'E'}{type_of}"
-    return encoded
-
-
 def count(gold: Sequence[str], predicted: Sequence[str], has_spans: bool) -> Counter[str]:
     """Count what is right in one sentence; the sums over sentences give :func:`scores`.
 

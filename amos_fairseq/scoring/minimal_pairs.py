@@ -10,8 +10,6 @@ BLiMP and Salazar et al. (2020): the PLL of mlm and electric, and log P(original
 (:class:`~amos_fairseq.scoring.token_scorers.DetectionScorer`).
 """
 
-import math
-import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,20 +58,6 @@ class Accuracy:
     @property
     def percent(self) -> float:
         return 100 * (self.right + self.ties / 2) / self.pairs
-
-    def interval(self) -> tuple[float, float]:
-        """Return the limits of the 95 % interval of Wilson (1927), in percent, as if the pairs were independent.
-
-        With p the accuracy as a fraction, n the number of pairs and z = 1.96:
-
-            (p + z^2 / 2n +- z sqrt(p (1 - p) / n + z^2 / 4n^2)) / (1 + z^2 / n)
-
-        A tie counts one half, which varies less than a right or wrong pair: with ties the interval is wider than needed.
-        """
-        p, n, z = self.percent / 100, self.pairs, statistics.NormalDist().inv_cdf(0.975)
-        centre, half = p + z * z / (2 * n), z * math.sqrt(p * (1 - p) / n + (z / (2 * n)) ** 2)
-        low, high = ((centre + sign * half) / (1 + z * z / n) for sign in (-1, 1))
-        return 100 * max(0.0, low), 100 * min(1.0, high)
 
 
 Scores = Sequence[tuple[float, float]]  # of the good and the bad sentence of each pair, larger is better
@@ -181,7 +165,7 @@ def groups_of(pairs: Sequence[MinimalPair]) -> Iterator[tuple[str, str | None, l
 
 
 def results_table(title: str, pairs: Sequence[MinimalPair], scores: Scores, notes: list[str]) -> Table:
-    """Return accuracies in percent: the UIDs of a term and then all of the term, all pairs, and the interval of these."""
+    """Return accuracies in percent: the UIDs of a term and then all of the term, and all pairs."""
 
     def row(name: str, accuracy: Accuracy) -> list[str]:
         return [name, f"{accuracy.pairs}", format_score(accuracy.percent)]
@@ -191,9 +175,7 @@ def results_table(title: str, pairs: Sequence[MinimalPair], scores: Scores, note
         for term, uid, members in groups_of(pairs)
         if uid is not None or term != NO_TERM
     ]
-    low, high = accuracy_of(scores).interval()
-    rows += [row("all pairs", accuracy_of(scores)), ["95 % interval", "", f"{low:.1f} to {high:.1f}"]]
-    return Table(title, ["UID", "pairs", "accuracy"], rows, notes)
+    return Table(title, ["UID", "pairs", "accuracy"], [*rows, row("all pairs", accuracy_of(scores))], notes)
 
 
 def table_notes(definition: str, scores: Scores, num_left_out: int) -> Iterator[str]:
@@ -201,7 +183,6 @@ def table_notes(definition: str, scores: Scores, num_left_out: int) -> Iterator[
     yield "a pair is right if the good sentence has the higher score, and one half if both scores are equal; chance is 50"
     yield f"score: {definition}"
     yield f"equal scores, of {len(scores):,} pairs: {accuracy_of(scores).ties:,}"
-    yield "95 % interval: Wilson's, as if the pairs were independent"
     if num_left_out:
         yield f"pairs left out because a sentence is empty or longer than the model's limit: {num_left_out:,}"
 
@@ -209,7 +190,7 @@ def table_notes(definition: str, scores: Scores, num_left_out: int) -> Iterator[
 def results_json(setup: dict[str, Any], pairs: Sequence[MinimalPair], scores: Scores, table: Table) -> dict[str, Any]:
     """Return the content of the file ``--out``::
 
-        {"setup": {...}, "notes": [...], "overall": {GROUP, "interval": [percent, percent]},
+        {"setup": {...}, "notes": [...], "overall": {GROUP},
          "terms": [{"term": ..., GROUP}, ...], "uids": [{"term": ..., "uid": ..., GROUP}, ...],
          "pairs": [{"file": ..., "line": ..., "good": score, "bad": score}, ...]}
 
@@ -221,8 +202,7 @@ def results_json(setup: dict[str, Any], pairs: Sequence[MinimalPair], scores: Sc
         return {"pairs": len(members), "accuracy": round(accuracy.percent, 4), "ties": accuracy.ties}
 
     groups = list(groups_of(pairs))
-    overall = group(range(len(pairs))) | {"interval": [round(limit, 4) for limit in accuracy_of(scores).interval()]}
-    content = {"setup": setup, "notes": list(table.notes), "overall": overall}
+    content = {"setup": setup, "notes": list(table.notes), "overall": group(range(len(pairs)))}
     content["terms"] = [{"term": term, **group(members)} for term, uid, members in groups if uid is None]
     content["uids"] = [{"term": term, "uid": uid, **group(members)} for term, uid, members in groups if uid is not None]
     content["pairs"] = [

@@ -8,8 +8,6 @@ import pytest
 
 from amos_fairseq.inputs.schemes import (
     count,
-    encode_spans,
-    marks_ends,
     name_of_notation,
     notation_of,
     scores,
@@ -79,7 +77,7 @@ def test_spans_and_scores_are_those_of_seqeval():
 
 
 @pytest.mark.parametrize(
-    ("labels", "expected"),
+    ("labels", "iobes"),
     [
         ("O B-A I-A I-A O", "O B-A I-A E-A O"),
         ("B-A B-A I-B", "S-A S-A S-B"),
@@ -89,13 +87,8 @@ def test_spans_and_scores_are_those_of_seqeval():
         ("O", "O"),
     ],
 )
-def test_bioes_by_hand(labels, expected):
-    assert encode_spans(labels.split(), with_ends=True) == expected.split()
-    plain = encode_spans(labels.split(), with_ends=False)
-    assert encode_spans(plain, with_ends=True) == expected.split()
-    assert not marks_ends(plain)
-    assert marks_ends(expected.split()) == (labels != "O")
-    assert spans_of(expected.split()) == spans_of(labels.split()), "the spans stay"
+def test_iob_and_iobes_mark_the_same_spans(labels, iobes):
+    assert spans_of(iobes.split()) == spans_of(labels.split())
 
 
 # gold, predicted. CoNLL-2000 is IOB2 (B- begins every span), CoNLL-2003 in the original IOB1 (B- only between neighbours).

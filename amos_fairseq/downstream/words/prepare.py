@@ -22,7 +22,7 @@ from textwrap import shorten
 from typing import Any
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.inputs.schemes import OUTSIDE, encode_spans, marks_ends, name_of_notation, notation_of
+from amos_fairseq.inputs.schemes import name_of_notation, notation_of
 from amos_fairseq.inputs.tables import held_out, seen_note
 from amos_fairseq.inputs.word_files import (
     HELD_OUT,
@@ -107,8 +107,6 @@ class WordSource:
                     f"{file.path} has no column {column}: give --column with one of {', '.join(file.names)}"
                 )
         has_spans = convert_spans(files, column)
-        if has_spans:
-            use_one_encoding(train, dev, column)
         for file in files:
             file.report(column=column)
         labeled, rest = choose_labeled(train.sentences, self.labeled)
@@ -202,16 +200,6 @@ def convert_spans(files: Sequence[WordFile], column: str) -> bool:
             sentence.columns[column] = [notation[label] for label in labels]
     say(f"column {column}: {name_of_notation(counts)} labels, scored as spans")
     return True
-
-
-def use_one_encoding(train: WordFile, dev: WordFile, column: str) -> None:
-    """Encode the spans of the dev file as those of the training file, in IOB2 or IOBES, if only one of them marks ends."""
-    train_ends, dev_ends = (marks_ends(count_labels(file.sentences, column)) for file in (train, dev))
-    if train_ends == dev_ends or count_labels(dev.sentences, column).keys() == {OUTSIDE}:
-        return
-    say(f"{dev.path}: spans are encoded in {'IOBES' if train_ends else 'IOB'}, as in {train.path}")
-    for sentence in dev.sentences:
-        sentence.columns[column] = encode_spans(sentence.columns[column], train_ends)
 
 
 def split_off_dev(file: WordFile) -> list[WordFile]:

@@ -69,7 +69,7 @@ def convert(path: Path, vocabulary: Path | None, lines: list[str]) -> Tokenizer 
         return from_hugging_face_files(path.parent)
     if path.suffix == ".json":
         return FastTokenizer.from_files(path, {})
-    content = read_bytes(path, _HINT, of_user=True)
+    content = read_bytes(path, _HINT)
     if codes := re.match(rb"(#version)|\S+ \S+ [0-9]+\r?\n", content):
         what = "subword-nmt, which are not read" if codes[1] else "fastBPE: give its vocabulary, too, by --vocabulary"
         raise UserError(f"{path} has the codes of {what}")
@@ -211,7 +211,7 @@ def from_fastbpe_files(codes: Path, vocabulary: Path) -> FastTokenizer:
 
 
 def _lines_of(path: Path, form: str) -> Iterator[list[str]]:
-    for number, line in enumerate(read_text(path, _HINT, of_user=True).rstrip("\n").split("\n"), 1):
+    for number, line in enumerate(read_text(path, _HINT).rstrip("\n").split("\n"), 1):
         parts = line.rstrip("\r").split(" ")
         is_long = max(map(len, parts)) > LONGEST_PIECE
         if len(parts) != form.count(" ", 0, form.find(",")) + 1 or not parts[-1].isdecimal() or is_long or "" in parts:

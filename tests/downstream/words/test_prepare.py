@@ -13,7 +13,6 @@ from synthetic_tagging import NAMES_OF_COLUMNS, make_sentences, prepare_tagging,
 
 from amos_fairseq.downstream.words.dataset import Column
 from amos_fairseq.downstream.words.prepare import WordSource, prepare_tagging_inside
-from amos_fairseq.inputs.schemes import encode_spans, marks_ends
 from amos_fairseq.text.tokenization import load_tokenizer
 
 main = prepare("tagging")
@@ -105,22 +104,6 @@ def test_without_a_dev_file_a_tenth_is_held_out_first(data, tmp_path):
     assert 4 <= len(dev) <= 6
     assert sorted(train + dev + rest) == sorted(map(tuple, words_of(data, "train")))
     assert not set(dev) & {*train, *rest}
-
-
-@pytest.mark.parametrize("train_has_ends", [False, True])
-def test_spans_of_the_dev_file_are_encoded_as_in_training(train_has_ends, data, tmp_path, capsys):
-    """IOB2 and IOBES; so the labels of the dev file can be learned."""
-    files = []
-    for with_ends in (train_has_ends, not train_has_ends):
-        rows = []
-        for words, tags, chunks in (zip(*sentence, strict=True) for sentence in make_sentences()):
-            rows.append(list(zip(words, tags, encode_spans(list(chunks), with_ends), strict=True)))
-        files.append(write_columns(tmp_path / f"{len(files)}.txt", rows))
-    main([*files, data / "tokenizer", tmp_path / "out"])
-    assert f"1.txt: spans are encoded in {'IOBES' if train_has_ends else 'IOB'}, as in" in capsys.readouterr().err
-    expected = [encode_spans([chunk for _, _, chunk in rows], train_has_ends) for rows in make_sentences()]
-    assert labels_of(tmp_path / "out") == expected
-    assert marks_ends(manifest_of(tmp_path / "out")["labels"]) == train_has_ends
 
 
 def test_what_is_doubtful_is_said(data, tmp_path, capsys):
