@@ -67,6 +67,16 @@ def write_text(path: str | os.PathLike, content: str) -> None:
         Path(unfinished).write_text(content, encoding="utf-8")
 
 
+def write_lines(out: Path, lines: Iterable[str]) -> None:
+    """Write lines, with their ends, to the file that the user named by ``--out``, atomically (:func:`whole_file`)."""
+    with (
+        explain_write_errors(out, "make room, permit writing, or give another --out"),
+        whole_file(str(out)) as unfinished,
+        open(unfinished, "w", encoding="utf-8", newline="") as stream,
+    ):
+        stream.writelines(lines)
+
+
 def json_text(content: Any) -> str:
     """Return readable JSON, with a line end, that UTF-8 can represent.
 
@@ -155,18 +165,19 @@ def distinct_names(paths: Sequence[str | Path]) -> list[str]:
 
 def check_new_folder(path: Path, may_exist: bool) -> None:
     """Refuse a ``path`` that cannot become a folder, or exists, unless it is a folder and ``may_exist``."""
-    if path.name in ("", ".."):
-        raise UserError(f"{path} has no name of its own: give the name of a folder to write")
+    problem, advice = "", "give the name of a folder to write"
     try:
         str(path).encode()  # safetensors takes names in UTF-8
-        exists = path.exists()
+        if path.name in ("", ".."):
+            problem = "has no name of its own"
+        elif path.exists() and not path.is_dir():
+            problem = "is a file"
+        elif path.exists() and not may_exist:
+            problem, advice = "exists", "give another folder, or --force to replace it"
     except (OSError, UnicodeError) as error:  # a name that is too long, a folder that may not be read
-        reason = getattr(error, "strerror", "it is not UTF-8")
-        raise UserError(f"{path} cannot be a folder ({reason}): give the name of a folder to write") from error
-    if exists and not path.is_dir():
-        raise UserError(f"{path} is a file: give the name of a folder")
-    if exists and not may_exist:
-        raise UserError(f"{path} exists: give another folder, or --force to replace it")
+        problem = f"cannot be a folder ({getattr(error, 'strerror', 'it is not UTF-8')})"
+    if problem:
+        raise UserError(f"{path} {problem}: {advice}")
 
 
 @contextlib.contextmanager

@@ -38,11 +38,6 @@ def run(arguments: argparse.Namespace) -> None:
         refuse_given(arguments, ["intermediate"], "has no effect with --multi-task, which trains on MNLI too")
     parse_tasks(arguments.tasks)
     fine_tuning.start(arguments)
-    from amos_fairseq.downstream.texts.glue.command import Glue, main
+    from amos_fairseq.downstream.texts.glue.command import main
 
-    if not arguments.multi_task:
-        main(arguments, Glue)
-        return
-    from amos_fairseq.downstream.multi_task.command import MultiTaskGlue
-
-    main(arguments, MultiTaskGlue)
+    main(arguments)

@@ -118,16 +118,10 @@ def open_vocabulary(
     return vocabulary, dictionary
 
 
-def prepared_directories(cfg: Any, kind: str, several: bool = True) -> list[Path]:
-    """Return the directories in ``cfg.data``, with ``several`` separated by ``:``; refuse a missing one."""
+def prepared_directories(cfg: Any, several: bool = True) -> list[Path]:
+    """Return the directories in ``cfg.data``, with ``several`` separated by ``:``."""
     data = "???" if OmegaConf.is_missing(cfg, "data") else str(cfg.data)
-    directories = [Path(name) for name in (data.split(os.pathsep) if several else [data])]
-    for directory in directories:
-        if not directory.is_dir():
-            raise UserError(
-                f"{directory} is not a directory: give the one that amos prepare {kind} wrote, as task.data=DIR"
-            )
-    return directories
+    return [Path(name) for name in (data.split(os.pathsep) if several else [data])]
 
 
 def pad_tokens(sequences: Sequence[Tensor]) -> dict[str, Any]:

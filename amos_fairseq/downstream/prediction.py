@@ -1,4 +1,4 @@
-"""The path of all predictions: the checkpoint of the best run, batches of similar length, and a file that is whole."""
+"""The path of all predictions: the checkpoint of the best run, and batches of similar length."""
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -14,7 +14,6 @@ from amos_fairseq.checkpoints.read import LoadedCheckpoint, load_checkpoint
 from amos_fairseq.data.block_iterator import batches_by_length
 from amos_fairseq.experiments.benchmark import Stopped
 from amos_fairseq.experiments.records import best_runs
-from amos_fairseq.files import explain_write_errors, whole_file
 from amos_fairseq.output.terminal import progress_bar
 
 TOKENS_PER_BATCH = 8192
@@ -64,13 +63,3 @@ def predict(
         for index, prediction in zip(indices, read_out(output, indices), strict=True):
             predictions[index] = prediction
     return predictions
-
-
-def write_predictions(out: Path, lines: Iterable[str]) -> None:
-    """Write the file ``--out`` of ``--predict``, which is whole or not there."""
-    with (
-        explain_write_errors(out, "make room, permit writing, or give another --out"),
-        whole_file(str(out)) as unfinished,
-        open(unfinished, "w", encoding="utf-8", newline="") as stream,
-    ):
-        stream.writelines(lines)

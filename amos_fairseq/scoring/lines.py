@@ -3,21 +3,19 @@
 Lines are processed in windows of bounded work, so a file of any size needs the memory of one window.
 """
 
-import contextlib
 import itertools
 import math
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TextIO
 
 import torch
 from torch import Tensor
 
 from amos_fairseq.checkpoints.read import LoadedCheckpoint
-from amos_fairseq.errors import UserError, explain_os_errors
-from amos_fairseq.files import whole_file
+from amos_fairseq.errors import UserError
+from amos_fairseq.files import write_lines
 from amos_fairseq.inputs.files import decoded_lines, read_lines
 from amos_fairseq.output.terminal import progress_bar, say
 from amos_fairseq.scoring.token_scorers import TokenScorer
@@ -155,37 +153,30 @@ def read_texts(file: str) -> Iterator[str]:
 
 def score_file(loaded: LoadedCheckpoint, scorer: TokenScorer, file: str, out: Path | None) -> None:
     """Write a row for each line of ``file`` (``-``: the standard input), in its order, to ``out`` or the terminal."""
-    num_too_long = first_too_long = num_unknown = 0
-    with opened_for_rows(out) as target:
-        print(TSV_HEADER, file=target)
+    too_long: list[int] = []  # numbers of lines
+    num_unknown = 0
+
+    def rows() -> Iterator[str]:
+        nonlocal num_unknown
+        yield f"{TSV_HEADER}\n"
         for scored in score_lines(loaded, scorer, encoded_lines(loaded, read_texts(file))):
-            print(tsv_row(scored), file=target, flush=out is None)
+            yield f"{tsv_row(scored)}\n"
             num_unknown += len(scored.line.unknown)
-            if scored.log_probs is None:
-                first_too_long = first_too_long or scored.line.number
-                num_too_long += 1
-    if num_too_long:
+            too_long.extend([scored.line.number] * (scored.log_probs is None))
+
+    if out is None:
+        for row in rows():
+            print(row, end="", flush=True)
+    else:
+        write_lines(out, rows())
+    if too_long:
         print(
             f"lines without a score, longer than the model's limit of {loaded.model.max_positions()} tokens: "
-            f"{num_too_long}, the first is line {first_too_long}",
+            f"{len(too_long)}, the first is line {too_long[0]}",
             file=sys.stderr,
         )
     if num_unknown:
         print(f"pieces unknown to the vocabulary, scored as random characters: {num_unknown}", file=sys.stderr)
-
-
-@contextlib.contextmanager
-def opened_for_rows(out: Path | None) -> Iterator[TextIO]:
-    """Yield a text file that replaces ``out`` at the end, or the terminal."""
-    if out is None:
-        yield sys.stdout
-        return
-    with (
-        explain_os_errors(f"{out} cannot be written", ": free some space, or give another --out"),
-        whole_file(str(out)) as unfinished,
-        open(unfinished, "x", encoding="utf-8") as target,
-    ):
-        yield target
 
 
 def tsv_row(scored: ScoredLine) -> str:

@@ -119,7 +119,7 @@ class MultiTask(TextClassificationTask):
 
     @classmethod
     def setup_task(cls, cfg: MultiTaskConfig, **kwargs: Any) -> "MultiTask":
-        directories = prepared_directories(cfg, "glue")
+        directories = prepared_directories(cfg)
         text_tasks: dict[str, TextTask] = {}
         for directory in directories:
             task = TextTask.of(directory, cfg.train_subset)

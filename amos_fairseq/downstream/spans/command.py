@@ -68,10 +68,9 @@ def main(arguments: argparse.Namespace) -> None:
 
 def read_settings(arguments: argparse.Namespace, max_positions: int) -> SquadSettings:
     """Return the settings of windows, head and decoding for an encoder of ``max_positions``."""
-    usual, tokens = WindowLimits(), arguments.tokens_per_window
-    if tokens is None:
-        tokens = min(usual.tokens, max_positions)
-    elif tokens > max_positions:
+    usual = WindowLimits()
+    tokens = arguments.tokens_per_window or min(usual.tokens, max_positions)
+    if tokens > max_positions:
         raise UserError(f"--tokens-per-window {tokens} is more than the {max_positions} tokens that the encoder takes")
     stride = arguments.doc_stride or min(usual.doc_stride, max(1, tokens // 4))
     question = arguments.max_question_length or min(usual.question, max(1, tokens // 2))

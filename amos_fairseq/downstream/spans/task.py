@@ -256,8 +256,8 @@ class SquadTask(LabeledTask):
 
     @classmethod
     def setup_task(cls, cfg: SquadConfig, **kwargs: Any) -> "SquadTask":
-        (directory,) = prepared_directories(cfg, "squad", several=False)
-        return cls(cfg, *open_vocabulary([directory], separator=cfg.separator_token))
+        directories = prepared_directories(cfg, several=False)
+        return cls(cfg, *open_vocabulary(directories, separator=cfg.separator_token))
 
     def add_head(self, model: SpanModel) -> dict[str, HeadOutputs]:
         model.register_span_head(str(self.cfg.span_head))

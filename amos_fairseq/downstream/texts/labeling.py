@@ -18,12 +18,12 @@ from amos_fairseq.checkpoint_files import HeadOutputs
 from amos_fairseq.checkpoints.read import LoadedCheckpoint
 from amos_fairseq.downstream.labeled_task import pad_tokens
 from amos_fairseq.downstream.model import TEXT_HEAD
-from amos_fairseq.downstream.prediction import load_best, predict, write_predictions
+from amos_fairseq.downstream.prediction import load_best, predict
 from amos_fairseq.downstream.texts.dataset import UNKNOWN_CLASS, ShortenedTexts, join_texts
 from amos_fairseq.downstream.texts.prepare import NAME
 from amos_fairseq.downstream.texts.scores import predictions_of
 from amos_fairseq.errors import UserError
-from amos_fairseq.files import csv_lines
+from amos_fairseq.files import csv_lines, write_lines
 from amos_fairseq.inputs.files import print_counts, print_first
 from amos_fairseq.inputs.rows import check_columns, texts_of
 from amos_fairseq.inputs.tables import TableFile
@@ -112,7 +112,7 @@ def label_table(results: Path, file: Path, out: Path, texts: Sequence[str] | Non
             bar.update(len(chunk))
 
     with progress_bar(None, "label", "row", delay=2) as bar:
-        write_predictions(out, table_lines(out.suffix.lower(), columns, labeled_rows()))
+        write_lines(out, table_lines(out.suffix.lower(), columns, labeled_rows()))
     num_broken = len(table.broken_lines)
     without = {"without text": counted["rows"] - counted["with text"] - num_broken} | table.left_out
     print_counts(file, counted["with text"], table.counted("rows are labeled"), without, "classify")

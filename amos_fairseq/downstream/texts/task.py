@@ -80,7 +80,7 @@ class TextClassificationTask(LabeledTask):
 
     @classmethod
     def setup_task(cls, cfg: TextClassificationConfig, **kwargs: Any) -> "TextClassificationTask":
-        (directory,) = prepared_directories(cfg, "glue", several=False)
+        (directory,) = prepared_directories(cfg, several=False)
         record = read_task_record(directory)
         return cls(cfg, *vocabulary_of([directory], cfg.separator_token), record)
 
@@ -132,14 +132,13 @@ def vocabulary_of(directories: Sequence[Path], separator: int | None) -> tuple[V
 
 
 def parse_gold_weight(cfg: TextClassificationConfig) -> float | None:
-    """Return the fixed lambda; None for an annealed one."""
-    if cfg.teacher is None:
-        if cfg.gold_weight != ANNEALED:
-            raise UserError(f"--gold-weight {cfg.gold_weight} has no effect without a teacher: give --teacher")
+    """Return the fixed lambda, 1 without a teacher; None for an annealed one."""
+    is_annealed = cfg.gold_weight == ANNEALED
+    if cfg.teacher is None and is_annealed:
         return 1.0
-    if cfg.gold_weight == ANNEALED:
-        if cfg.max_update <= 0:
-            raise UserError("--gold-weight annealed rises until --max-update: give that, or a number")
+    if cfg.teacher is None or (is_annealed and cfg.max_update <= 0):
+        raise UserError(f"--gold-weight {cfg.gold_weight} needs {'--max-update' if is_annealed else '--teacher'}")
+    if is_annealed:
         return None
     try:
         return finite_number(float(cfg.gold_weight), 0, 1)

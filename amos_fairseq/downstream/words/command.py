@@ -20,7 +20,7 @@ from torch import Tensor
 from amos_fairseq.checkpoint_files import HeadOutputs
 from amos_fairseq.checkpoints.read import LoadedCheckpoint, load_checkpoint
 from amos_fairseq.downstream.labeled_task import AVERAGE, check_epoch, pad_tokens, rows_per_epoch
-from amos_fairseq.downstream.prediction import load_best, predict, write_predictions
+from amos_fairseq.downstream.prediction import load_best, predict
 from amos_fairseq.downstream.words.dataset import (
     NUM_SPECIAL,
     Column,
@@ -56,7 +56,7 @@ from amos_fairseq.experiments.records import (
     summarize_divided,
 )
 from amos_fairseq.experiments.table import export_notice, run_and_print
-from amos_fairseq.files import write_text
+from amos_fairseq.files import write_lines, write_text
 from amos_fairseq.inputs.schemes import main_score, scores
 from amos_fairseq.inputs.tables import held_out_note, seen_note
 from amos_fairseq.inputs.word_files import (
@@ -381,5 +381,5 @@ def label_words(words: WordFile, results: Path, name: str | None, out: Path, dev
         zip(sentence.words, *columns, strict=True) for sentence, *columns in zip(words.sentences, *labels, strict=True)
     )
     blocks = ("".join("\t".join(row) + "\n" for row in sentence) for sentence in rows)
-    write_predictions(out, ["\n".join(blocks)])
+    write_lines(out, ["\n".join(blocks)])
     return "\n".join(done)

@@ -148,8 +148,6 @@ class WordSequences(LabeledSequences):
         training: bool = False,
     ) -> None:
         super().__init__(directory, split, seed, training)
-        if max_tokens <= NUM_SPECIAL:
-            raise UserError(f"--tokens-per-sentence {max_tokens} leaves no room for a word: raise it")
         check_prepared(directory, MANIFEST, split)
         self._tokens, self._starts, self._ends = (open_lines(f"{self.source}.{name}", _HINT) for name in WORD_ARRAYS)
         num_words = self._starts.sizes.astype(np.int64)

@@ -17,7 +17,7 @@ import numpy as np
 from torch import Tensor
 
 from amos_fairseq.checkpoints.read import load_checkpoint
-from amos_fairseq.downstream.prediction import load_best, write_predictions
+from amos_fairseq.downstream.prediction import load_best
 from amos_fairseq.downstream.words.command import (
     ColumnData,
     predict_file,
@@ -43,7 +43,7 @@ from amos_fairseq.experiments.benchmark import (
 from amos_fairseq.experiments.recipes import Hyperparameters, different
 from amos_fairseq.experiments.records import ConstantScores, RunResult, Summaries
 from amos_fairseq.experiments.table import run_and_print
-from amos_fairseq.files import write_text
+from amos_fairseq.files import write_lines, write_text
 from amos_fairseq.inputs.files import read_lines
 from amos_fairseq.inputs.word_files import WordFile, heads_of, read_conllu
 from amos_fairseq.text.encoding import BinarizedFile
@@ -210,7 +210,7 @@ def parse_words(treebank: WordFile, results: Path, out: Path, device: str) -> st
     predictions, counted = predict_file(loaded, TREES, treebank, read_out, "have the relation dep to the root", device)
     pairs = zip(predictions, treebank.sentences, strict=True)
     trees = [with_cut_words(tree, len(sentence.words)) for tree, sentence in pairs]
-    write_predictions(out, [with_trees(text_of(treebank.path), trees)])
+    write_lines(out, [with_trees(text_of(treebank.path), trees)])
     return f"{out}: {counted}"
 
 

@@ -59,7 +59,7 @@ class SequenceTaggingConfig(LabeledTaskConfig):
         MISSING, "directory that amos prepare tagging wrote; several, separated by ':', are tasks with a head each"
     )
     tokens_per_sentence: int = setting(
-        512, "tokens of a sentence with <s> and </s>; longer ones are cut at a word boundary", "1 or more"
+        512, "tokens of a sentence with <s> and </s>; longer ones are cut at a word boundary", "2 or more"
     )
     sampling_exponent: float = setting(
         SAMPLING_EXPONENT,
@@ -109,7 +109,7 @@ class SequenceTaggingTask(LabeledTask):
 
     @classmethod
     def setup_task(cls, cfg: SequenceTaggingConfig, **kwargs: Any) -> "SequenceTaggingTask":
-        columns = columns_by_head(prepared_directories(cfg, "tagging"), cls.head_name)
+        columns = columns_by_head(prepared_directories(cfg), cls.head_name)
         return cls(cfg, *open_vocabulary([column.directory for column in columns.values()]), columns)
 
     @staticmethod

@@ -76,8 +76,8 @@ def test_nothing_is_computed_at_padding(data, packings):
 
 
 def test_what_cannot_be_used_is_refused(data, tmp_path, monkeypatch):
-    for directory, message in ((tmp_path / "absent", "is not a directory"), (tmp_path, "task.json is missing")):
-        with pytest.raises(UserError, match=message):
+    for directory in (tmp_path / "absent", tmp_path):
+        with pytest.raises(UserError, match=r"task\.json is missing"):
             make_task(directory)
     with pytest.raises(UserError, match="--separator-token 5 is not </s>"):
         make_task(data / "RTE", separator_token=5)

@@ -15,6 +15,7 @@ import numpy as np
 from scipy.special import softmax
 
 from amos_fairseq.checkpoints.read import LoadedCheckpoint, load_checkpoint
+from amos_fairseq.downstream.labeled_task import AVERAGE, check_epoch, rows_per_epoch
 from amos_fairseq.downstream.texts.command import TextBenchmark, TextData, read_text_data
 from amos_fairseq.downstream.texts.glue.prepare import prepare_glue_inside
 from amos_fairseq.downstream.texts.glue.tasks import (
@@ -30,20 +31,23 @@ from amos_fairseq.downstream.texts.glue.tasks import (
     is_test,
     tasks_in,
 )
-from amos_fairseq.downstream.texts.scores import HEADINGS
+from amos_fairseq.downstream.texts.scores import HEADINGS, average_score
 from amos_fairseq.errors import UserError
-from amos_fairseq.experiments.benchmark import BenchmarkTask, Session, TaskRun, session_from
+from amos_fairseq.experiments.benchmark import BenchmarkTask, Session, TaskRun, session_from, usable_folder
 from amos_fairseq.experiments.records import (
     NO_CONSTANTS,
     ConstantScores,
     RunResult,
     Summaries,
     Summary,
+    TaskSummary,
     best_run,
     content_sha256,
+    divide,
     format_spread,
     read_results,
     read_summary,
+    summarize_divided,
 )
 from amos_fairseq.experiments.runner import Failure, Runner
 from amos_fairseq.experiments.table import run_and_print
@@ -135,9 +139,10 @@ class GlueOptions:
     with_train: bool = False  # write the predictions of the rows to train on, for students
     intermediate: bool = False  # start the small tasks from MNLI's best run in OUT
     with_test: bool = False
+    multi_task: bool = False  # one model for all tasks
 
 
-def main(arguments: argparse.Namespace, benchmark: "type[Glue]") -> None:
+def main(arguments: argparse.Namespace) -> None:
     data = Path(arguments.data)
     is_raw = holds_official_files(data)
     tasks = tasks_to_run(arguments.tasks, data, is_raw)
@@ -153,8 +158,9 @@ def main(arguments: argparse.Namespace, benchmark: "type[Glue]") -> None:
         with_train=arguments.write_train,
         intermediate=arguments.intermediate,
         with_test=arguments.write_test,
+        multi_task=arguments.multi_task,
     )
-    run_and_print(open_glue(session, folders, options, benchmark))
+    run_and_print(open_glue(session, folders, options))
 
 
 def tasks_to_run(names: str, data: Path, is_raw: bool) -> list[str]:
@@ -165,15 +171,10 @@ def is_there(task: str, data: Path, is_raw: bool) -> bool:
     return has_any_file(data, TASKS[task]) if is_raw else (data / task).is_dir()
 
 
-def open_glue(
-    session: Session,
-    folders: Mapping[str, Path],
-    options: GlueOptions = GlueOptions(),
-    benchmark: "type[Glue] | None" = None,
-) -> "Glue":
+def open_glue(session: Session, folders: Mapping[str, Path], options: GlueOptions = GlueOptions()) -> "Glue":
     """Read the prepared data and everything that the options name; what cannot be used is refused before any training.
 
-    ``folders``: the prepared data of GLUE's tasks; ``benchmark``: how they are trained, by default one by one.
+    ``folders``: the prepared data of GLUE's tasks.
     """
     squad = read_summary(session.out, "squad", "amos squad")
     if squad is not None and not has_weights(session, squad.checkpoint["sha256"], squad.from_scratch):
@@ -182,7 +183,8 @@ def open_glue(
     for data in prepared.values():
         session.checkpoint.check_tokenizer(data.directory / TOKENIZER_DIRECTORY)
     first, diagnostic = next(iter(prepared.values())).directory, prepared.pop(DIAGNOSTIC, None)
-    glue = (benchmark or Glue)(session, first, prepared, {}, options, squad, diagnostic)
+    benchmark = MultiTaskGlue if options.multi_task else Glue
+    glue = benchmark(session, first, prepared, {}, options, squad, diagnostic)
     glue.tasks = glue.make_tasks()
     if options.teachers is not None:
         say("reads the predictions of the teachers", Glue.name)
@@ -314,6 +316,47 @@ class Glue(TextBenchmark):
         prepared = dict(self.prepared) | ({} if self.diagnostic is None else {DIAGNOSTIC: self.diagnostic})
         archive, notices = write_submission(out, prepared, summaries, self.max_positions, device, stop)
         return [archive], notices
+
+
+class MultiTaskGlue(Glue):
+    """One model for all tasks, with a head for each (thesis, chapter 3). Their scores are shown as those of single tasks; the
+    weights that are kept are those of the run with the highest average (section 3.4: "the highest average dev set score"):
+    :func:`~amos_fairseq.downstream.texts.scores.average_score`."""
+
+    trained_as = "multi_task"
+
+    def make_tasks(self) -> dict[str, BenchmarkTask]:
+        for data in self.prepared.values():
+            usable_folder(data.directory)
+        trials = self.session.recipe.trials_of(MULTI)
+        tasks = [data.as_task(self.max_positions, trials) for data in self.prepared.values()]
+        num_rows = sum(rows_per_epoch([task.num_examples for task in tasks]))
+        check_epoch(num_rows, max(trial.batch_size for trial in trials))
+        sha256 = content_sha256({task.name: [task.data_sha256, task.num_examples] for task in tasks})
+        notes = tuple(note for task in tasks for note in task.notes)
+        task = BenchmarkTask(MULTI, num_rows, AVERAGE, sha256, trials, notes, continues_across_epochs=True)
+        return {MULTI: task}
+
+    @property
+    def model_name(self) -> str:
+        return f"{super().model_name}, one model for all tasks"
+
+    def tables_of(self, task: str) -> list[TextData]:
+        return list(self.prepared.values())
+
+    def evaluate(self, task: str, checkpoint: Path, device: str, stop: threading.Event) -> dict[str, float]:
+        """Return the scores of all tasks, each with the name of its task before it, and their ``average``."""
+        all_scores, mains, loaded = {}, {}, load_checkpoint(checkpoint)
+        for name, data in self.prepared.items():
+            scores = self.evaluate_table(data, f"{name}.", loaded, device, stop)
+            all_scores |= {f"{name} {score}": value for score, value in scores.items()}
+            mains[name] = scores[data.main_score]
+        return {AVERAGE: average_score(mains, AVERAGED)} | all_scores
+
+    def summarize(self, results: Sequence[RunResult]) -> tuple[Sequence[RunResult], dict[str, TaskSummary]]:
+        """Return a result for each task of each run. Trial and best run are those of the average."""
+        main_scores = {name: data.main_score for name, data in self.prepared.items()}
+        return summarize_divided(results, lambda result: divide(result, main_scores))
 
 
 def average(medians: Mapping[str, float]) -> tuple[str, float | None]:

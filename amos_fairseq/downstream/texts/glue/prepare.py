@@ -38,8 +38,6 @@ OnRead = Callable[[int], object]
 def run(arguments: argparse.Namespace) -> None:
     """Write the tasks' files in GLUE_DIR to OUT; finished tasks made from the same files are skipped."""
     out, glue = arguments.out, arguments.glue
-    if not glue.is_dir():
-        raise UserError(f"GLUE_DIR {glue} is not a directory: give the one that contains CoLA, SST-2, ...")
     names = tasks_in(glue, arguments.tasks, TASKS, TASKS, lambda task: has_any_file(glue, TASKS[task]), "prepared")
     files = {name: find_files(glue, TASKS[name]) for name in names}  # first all: a missing one is reported at once
     sample, tokenizer = Sample(arguments.max_train_rows, arguments.seed), load_tokenizer(arguments.tokenizer)
@@ -138,5 +136,3 @@ def report_rows(path: Path, task: GlueTask, split: str, rows: LabeledRows) -> No
 def _report(name: str, facts: dict[str, Any]) -> None:
     rows = f"{facts['rows']} of {facts['source_rows']} rows"
     say(f"{name}: {rows}; longest {facts['longest']} tokens; {describe_unknown(facts)}")
-    if facts["source_rows"] != facts["official_rows"]:
-        say(f"{name}: the official file has {facts['official_rows']} rows")

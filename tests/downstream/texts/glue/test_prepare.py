@@ -188,7 +188,7 @@ def test_bad_input_is_one_line(raw_glue, glue_tokenizer, tmp_path, capsys):
     (foreign / "letter.txt").write_text("dear")
     for arguments, message in (
         ([glue, "CoLA,SST2", tokenizer, out], "unknown task 'SST2': choose ALL or"),
-        ([tmp_path / "absent", "ALL", tokenizer, out], "is not a directory"),
+        ([tmp_path / "absent", "ALL", tokenizer, out], "no such file"),
         ([foreign, "ALL", tokenizer, out], "CoLA/train.tsv: no such file"),
         ([glue, "CoLA", foreign, out], "holds no tokenizer"),
         ([glue, "CoLA", tokenizer, foreign / "letter.txt"], "Not a directory"),

@@ -12,7 +12,6 @@ import pytest
 from synthetic_glue import INFERENCE, folders, session
 
 from amos_fairseq.checkpoints.read import load_checkpoint
-from amos_fairseq.downstream.multi_task.command import MultiTaskGlue
 from amos_fairseq.downstream.texts.command import read_text_data
 from amos_fairseq.downstream.texts.glue.command import GlueOptions, open_glue, read_teachers
 from amos_fairseq.errors import UserError
@@ -62,7 +61,7 @@ def test_a_run_of_all_tasks_has_a_row_of_single_tasks(start, data, tmp_path, fak
     scores = {1: (70.0, 10.0), 2: (60.0, 40.0), 3: (65.0, 20.0)}  # means of 40, 50 and 42.5
     opened = session(start, tmp_path / "out", seeds=3)
     opened = dataclasses.replace(opened, recipe=load_recipe(str(recipe), "base"))
-    benchmark = open_glue(opened, folders(data, ["RTE", "STS-B"]), GlueOptions(), MultiTaskGlue)
+    benchmark = open_glue(opened, folders(data, ["RTE", "STS-B"]), GlueOptions(multi_task=True))
 
     trials = {run.directory.parent.name: run.trial for run in benchmark.plan(benchmark.tasks.values())}
 
@@ -94,7 +93,8 @@ def test_the_archive_of_one_model_has_all_test_sets(start, data, tmp_path, fake_
     """AX, which has no head of its own, is predicted by that of MNLI."""
     recipe = load_recipe("bam", "base", {"batch_size": 8})
     opened = dataclasses.replace(session(start, tmp_path, seeds=1), recipe=recipe)
-    benchmark = open_glue(opened, folders(data, ["CoLA", "MNLI", "AX"]), GlueOptions(with_test=True), MultiTaskGlue)
+    options = GlueOptions(with_test=True, multi_task=True)
+    benchmark = open_glue(opened, folders(data, ["CoLA", "MNLI", "AX"]), options)
     outcome = run_benchmark(benchmark)
     assert outcome.failures == []
     notices = "\n".join(outcome.notices)
