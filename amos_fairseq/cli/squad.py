@@ -9,7 +9,7 @@ from amos_fairseq.cli.arguments import SIZE, add_subcommand
 DESCRIPTION = """\
 Fine-tune a checkpoint of this package on SQuAD 1.1 or 2.0, whichever the dev file is of, one run per seed. The command prints
 and saves medians and standard deviations of EM and F1 (squad.md and squad.json in OUT); each run also has its
-predictions in the official format, its n best answers and its null odds. After a stop the same command continues.
+predictions in the official format and its null odds. After a stop the same command continues.
 """
 
 

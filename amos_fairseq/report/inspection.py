@@ -79,13 +79,9 @@ class Inspection:
     masked: list[MaskedToken]
     num_truncated: int  # tokens of the text beyond the maximum input of the model
     positive_class: str  # what the discriminator detects, "replaced" or "noise"; empty without a discriminator
-    is_corrupted: bool  # the main network's input has sampled tokens
-    is_masked: bool  # <mask> hides the selected tokens from the generator (two-tower generators need no mask)
-
-    @property
-    def selected(self) -> str:
-        """The participle that describes the tokens which the generator predicts."""
-        return "masked" if self.is_masked else "selected for noise" if self.positive_class else "selected"
+    selected: (
+        str  # "masked", the tokens that the generator predicts; "selected" for two-tower generators, which need no mask
+    )
 
     @property
     def summary(self) -> str:
@@ -143,8 +139,7 @@ def inspect_text(loaded: LoadedCheckpoint, text: str, seed: int, top: int = 3) -
         masked=masked,
         num_truncated=len(all_tokens) - len(tokens),
         positive_class="" if _field(output, "rtd_logits") is None else noise_class,
-        is_corrupted=_field(output, "corrupted_tokens") is not None,
-        is_masked=not isinstance(model, ElectricModel),  # a model that scores all tokens at once needs their neighbors
+        selected="selected" if isinstance(model, ElectricModel) else "masked",
     )
 
 

@@ -245,14 +245,10 @@ def losses_section(runs: Sequence[Run], text_name: str) -> Section | None:
         "histogram and mean (vertical line). "
         f"After {', '.join(f'{run.checkpoint_updates:,}' for run in shown)} updates, on {text_name}; "
         f"{' to '.join(f'{n:,}' for n in dict.fromkeys([masked[0], masked[-1]]))} masked tokens for each depth; samples that "
-        "equal the original are not replaced."
+        "equal the original are not replaced. The paper trains one discriminator with each generator: runs with one depth "
+        "each, given together. The one discriminator of a run with several depths, which was trained on their mixture, reads "
+        "the samples of each depth alone."
     )
-    if any(len(run.losses) > 1 for run in shown):
-        section.caption += (
-            " The paper trains one discriminator with each generator; here the one discriminator of a run, which was trained "
-            "on the mixture, reads the samples of each depth alone. Runs with one depth each, given together, are the "
-            "paper's setup."
-        )
     section.figure = loss_distributions(loss_panels(shown))
     return section
 
@@ -274,18 +270,12 @@ def tokens_section(runs: Sequence[Run]) -> Section | None:
     if not shown:
         return None
     section = Section("tokens", "Tokens of a text", "AMOS Table 9", texts=shown)
-    section.caption = "Underlined words are masked out. In brackets, in the order and color of the depths: the token "
-    are_samples = [inspection.is_corrupted for inspections in shown.values() for inspection in inspections]
-    if any(are_samples):
-        section.caption += (
-            "sampled from each depth of the generator. A check mark follows a replaced token that the discriminator finds, "
-            "P(replaced) > 1/2, when all masked tokens of the text are replaced by that depth. "
-        )
-        if not all(are_samples):
-            section.caption += "Of a run in which nothing is replaced: the token that is most probable. "
-    else:
-        section.caption += "that is most probable. "
-    section.caption += "A hyphen marks a piece that continues a word."
+    section.caption = (
+        "Underlined words are masked out. In brackets, in the order and color of the depths: the token sampled from each depth "
+        "of the generator, or the most probable one where nothing is replaced. A check mark follows a replaced token that the "
+        "discriminator finds, P(replaced) > 1/2, when all masked tokens of the text are replaced by that depth. A hyphen marks "
+        "a piece that continues a word."
+    )
     return section
 
 

@@ -3,7 +3,6 @@
 import argparse
 import dataclasses
 import json
-import math
 import threading
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
@@ -37,6 +36,7 @@ from amos_fairseq.text.prepared_data import read_manifest
 RECIPE_TASK = "SQuAD"  # recipes do not distinguish the versions
 # The head of the paper (thesis section 5.2.4); TEAMS does not name its head, nor does the thesis for its BERT.
 HEAD_OF_RECIPE = {"electra": "joint", "electric": "joint"}
+SPANS_PER_WINDOW = 20  # the best ones, which may be blank
 # Null odds of a question without any valid span: above every threshold, and valid JSON.
 NO_SPAN_ODDS = 1e9
 
@@ -47,8 +47,7 @@ class SquadSettings:
 
     span_head: str  # one of ``SPAN_HEADS``
     windows: WindowLimits
-    max_answer_length: int = 30  # tokens; this limit and the next are BERT's
-    n_best: int = 20  # answers that are kept for each question
+    max_answer_length: int = 30  # tokens (BERT's)
     score_by: str = "words"  # or characters, where these fit the dev contexts
 
 
@@ -156,23 +155,10 @@ class ScoredSpan(NamedTuple):
 
 
 class Decoded(NamedTuple):
-    """The answers to a question."""
+    """The answer to a question."""
 
-    texts: dict[str, float]  # distinct answers, not empty, with their scores, best first
+    text: str  # the best one; empty without a valid span
     null_odds: float  # higher if no answer is more likely
-
-    @property
-    def best(self) -> str:
-        return next(iter(self.texts), "")
-
-    def as_json(self) -> list[dict[str, Any]]:
-        """Return the entries of the n-best file: texts, scores, and a softmax over the list as probabilities."""
-        highest = max(self.texts.values(), default=0.0)
-        weights = {text: math.exp(score - highest) for text, score in self.texts.items()}
-        total = sum(weights.values())
-        return [
-            {"text": text, "probability": weights[text] / total, "score": score} for text, score in self.texts.items()
-        ]
 
 
 def predict_answers(
@@ -204,16 +190,14 @@ def predict_answers(
     decoded, squad, compares_null = {}, windows.squad, model.span_head.compares_null
     for index, example in enumerate(squad.examples):
         text, offsets = squad.texts[example.context], squad.offsets(example.context)
-        decoded[example.id] = decode_question(
-            spans[index], null_scores[index], text, offsets, compares_null, settings.n_best
-        )
+        decoded[example.id] = decode_question(spans[index], null_scores[index], text, offsets, compares_null)
     return decoded
 
 
 def spans_of_window(
     starts: np.ndarray, ends: np.ndarray, scores: np.ndarray, window: Window, owner: np.ndarray, settings: SquadSettings
 ) -> list[ScoredSpan]:
-    """Return the valid spans of a window, best first, at most ``n_best``: inside the context, and not too long.
+    """Return the valid spans of a window, best first, at most :data:`SPANS_PER_WINDOW`: inside the context, and not too long.
 
     A span counts only in the window in which its first token has most context (``owner``, [context tokens]), so that no span is
     scored twice. ``starts``, ``ends``: [C] positions in the window; ``scores``: [C], -inf for spans that the head excludes.
@@ -223,7 +207,7 @@ def spans_of_window(
     valid &= (last >= first) & (last - first < settings.max_answer_length)
     candidates = np.flatnonzero(valid)
     candidates = candidates[owner[first[candidates]] == window.number]
-    best = candidates[np.argsort(-scores[candidates], kind="stable")][: settings.n_best]
+    best = candidates[np.argsort(-scores[candidates], kind="stable")][:SPANS_PER_WINDOW]
     return [ScoredSpan(float(scores[i]), int(first[i]), int(last[i])) for i in best]
 
 
@@ -233,26 +217,17 @@ def decode_question(
     context: str,
     characters: tuple[np.ndarray, np.ndarray],
     compares_null: bool,
-    n_best: int,
 ) -> Decoded:
-    """Select the answers to one question from the spans of all its windows.
+    """Select the answer to one question from the spans of all its windows.
 
     The lowest null score counts, since one window with an answer is enough. With ``compares_null`` null scores have the scale
     of spans (independent head), and the odds are the difference to the best span. ``characters``: begin and end of each token.
     """
-    texts: dict[str, float] = {}
-    for span in sorted(spans, key=lambda span: -span.score):
-        text = context[characters[0][span.first] : characters[1][span.last]].strip()
-        if text and text not in texts:
-            texts[text] = span.score
-            if len(texts) == n_best:
-                break
     null_odds = min(null_scores)
-    if not texts:
-        null_odds = NO_SPAN_ODDS
-    elif compares_null:
-        null_odds -= next(iter(texts.values()))
-    return Decoded(texts, null_odds)
+    for span in sorted(spans, key=lambda span: -span.score):
+        if text := context[characters[0][span.first] : characters[1][span.last]].strip():
+            return Decoded(text, null_odds - span.score if compares_null else null_odds)
+    return Decoded("", NO_SPAN_ODDS)
 
 
 def write_answers(
@@ -264,8 +239,8 @@ def write_answers(
     best F1 in the official script's search, on the scale of ``null_odds.json``. Above it, the prediction is "".
     """
     golds = {example.id: [answer.text for answer in example.answers] for example in split.examples}
-    answers = {name: answer.best for name, answer in decoded.items()}
-    files: dict[str, Any] = {"nbest_predictions": {name: answer.as_json() for name, answer in decoded.items()}}
+    answers = {name: answer.text for name, answer in decoded.items()}
+    files: dict[str, Any] = {}
     scores: dict[str, float] = {}
     has_impossible = any(example.is_impossible for example in split.examples)
     if has_impossible:
