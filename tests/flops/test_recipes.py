@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from omegaconf import DictConfig
-from recipe_names import RECIPE_NAMES, WITH_OTHER_CODE
 from saved_models import write_untrained
 from torch import nn
 from torch.nn import functional
@@ -15,15 +15,27 @@ from torch.utils.flop_counter import FlopCounterMode
 from amos_fairseq import flops as counting
 from amos_fairseq.errors import UserError
 from amos_fairseq.flops import build_update, count_matmuls, report_flops, training_flops
+from amos_fairseq.recipes import RECIPES
 from amos_fairseq.recipes.composition import compose_recipe
 
 META = torch.device("meta")
 B, T, D = 3, 5, 8
 V = 30_522  # BERT's vocabulary
 ROWS = 30_528  # the next multiple of 64
-# In tiny sizes: every objective, and every variant with code of its own.
-OBJECTIVES = [[name] for name in RECIPE_NAMES if name.endswith(("_tiny", "modern_mini"))]
-VARIANTS = [[name, "+sizes=tiny"] for name in WITH_OTHER_CODE]
+
+
+def runs_other_code(variant: Path) -> bool:
+    """Whether it sets a choice, a switch, or a weight to 0; other numbers lead through the code of its base."""
+    stated = yaml.safe_load(variant.read_text(encoding="utf-8"))
+    values = [value for group in ("model", "criterion") for value in stated.get(group, {}).values()]
+    return any(isinstance(value, (bool, str)) or value == 0 for value in values)
+
+
+# In tiny sizes: every objective, and every variant with code of its own; tests/cuda/test_steps.py has the settings of AMOS.
+NAMES = [path.stem for path in sorted(RECIPES.glob("*.yaml"))]
+OBJECTIVES = [[name] for name in NAMES if name.endswith(("_tiny", "modern_mini"))]
+OVERLAYS = [path for path in sorted(RECIPES.glob("variants/*.yaml")) if not path.stem.startswith("amos_")]
+VARIANTS = [[f"variants/{path.stem}", "+sizes=tiny"] for path in OVERLAYS if runs_other_code(path)]
 
 
 def on_meta(*shape: int) -> torch.Tensor:

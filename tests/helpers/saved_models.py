@@ -1,18 +1,17 @@
 """SAVE_DIRs of small untrained models of every objective, and checkpoints as scoring loads them, without files."""
 
 import dataclasses
-import io
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import sentencepiece
 import torch
 from fairseq.data import Dictionary
 from fairseq.models import MODEL_DATACLASS_REGISTRY, MODEL_REGISTRY, build_model
 from omegaconf import OmegaConf
 from small_models import build_randomized, randomize, small_dictionary
+from tokenizer_text import train_bpe
 
 from amos_fairseq.checkpoints.read import LoadedCheckpoint, dictionary_of, load_generator
 from amos_fairseq.downstream.spans.task import SpanModel
@@ -51,19 +50,9 @@ SCORED_SIZES = SIZES | {"encoder_ffn_embed_dim": 32, "max_positions": 12, "dropo
 
 def small_tokenizer() -> FastTokenizer:
     """57 pieces learned from three lines: with special symbols, two rows fewer than the embedding's 64."""
-    model, normalizer = io.BytesIO(), sentencepiece_rules(cased=True)
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=map(normalizer.normalize_str, CORPUS),
-        model_writer=model,
-        model_type="bpe",
-        vocab_size=58,
-        normalization_rule_name="identity",
-        bos_id=-1,
-        eos_id=-1,
-        pad_id=-1,
-        minloglevel=2,
-    )
-    return from_sentencepiece(model.getvalue(), normalizer)
+    normalizer = sentencepiece_rules(cased=True)
+    model = train_bpe(map(normalizer.normalize_str, CORPUS), 58, normalization_rule_name="identity")
+    return from_sentencepiece(model, normalizer)
 
 
 def write_run(

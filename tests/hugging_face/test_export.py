@@ -195,6 +195,9 @@ REFUSED: list[tuple[dict, list[str], str]] = [
     ({}, ["--head", "RTE"], "has no head of this name: it has none"),
     ({}, ["--tokenizer", "other"], "other is not the tokenizer that"),
     ({"relative_position_buckets": 16}, [], "which has 32 buckets and a maximum distance of 128"),
+    ({"relative_position_max_distance": 64}, [], "has other t5 positions, token types or embeddings"),
+    ({"token_types": 2}, [], "has other t5 positions, token types or embeddings"),
+    ({"embedding_dim": 8}, [], "has other t5 positions, token types or embeddings"),
     ({"objective": "electra", "generator": "uniform"}, ["--part", "generator"], "has no generator with a network"),
     ({"objective": "electra", "main_objective": "replace_mlm"}, ["--part", "discriminator"], "has no detection head"),
     ({"objective": "electric"} | TWO_TOWER, [], "has no encoder to fine-tune or to load"),
@@ -315,15 +318,3 @@ def test_padding_moves_to_id_1_and_nothing_else_changes(kind, size, tmp_path):
         found = before.encode(text, "dogs").ids
         assert after.encode(text, "dogs").ids == [exchanged.get(index, index) for index in found]
     assert with_padding_at_1(after, "[PAD]", moved)[0] is after
-
-
-def test_a_no_break_space_is_no_beginning_of_a_word_for_the_pipeline_and_a_plain_one_is():
-    """transformers' pipeline for tokens looks for a plain space in the two characters at the start of a piece."""
-    exported = exported_tokenizer(small_tokenizer())
-    text = "a \xa0fox"
-    given, replaced = (exported.encode(each, add_special_tokens=False) for each in (text, text.replace("\xa0", " ")))
-    assert given.ids == replaced.ids
-    assert given.offsets == replaced.offsets
-    begins = next(start for start, end in given.offsets if text[start:end].startswith("f"))
-    assert " " not in text[begins - 1 : begins + 1]
-    assert " " in text.replace("\xa0", " ")[begins - 1 : begins + 1]

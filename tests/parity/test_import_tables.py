@@ -1,8 +1,5 @@
 """The encoder and the tables of weight names against Hugging Face's own classes, in both directions and every family."""
 
-from types import SimpleNamespace
-from typing import Any
-
 import pytest
 import torch
 import transformers
@@ -10,9 +7,7 @@ from hugging_face_folders import TOLERANCE
 from small_models import encoder_config, modern_config
 from torch import nn
 
-from amos_fairseq.errors import UserError
 from amos_fairseq.hugging_face.config import hugging_face_config
-from amos_fairseq.hugging_face.parts import family_of
 from amos_fairseq.hugging_face.weights import CUSTOM, FAMILIES, Head, class_name, from_hugging_face, to_hugging_face
 from amos_fairseq.modules.encoder import TransformerConfig
 
@@ -98,44 +93,3 @@ def test_hidden_states_agree(family, changes):
     ours = [*outputs.sums[:-1], outputs[-1]]  # Hugging Face normalizes the last layer of ModernBERT alone
     for depth, (a, b) in enumerate(zip(ours, expected[1:], strict=True), start=1):
         assert (a[real] - b[real]).abs().max() < TOLERANCE * b[real].abs().max(), f"layer {depth}"
-
-
-def test_weights_that_cannot_be_imported_are_refused_by_name():
-    theirs = hugging_face_model("roberta", Head.MASKED_LM).state_dict()
-    cut = {name: tensor for name, tensor in theirs.items() if "layer.1.output.dense.bias" not in name}
-    with pytest.raises(UserError, match=r"roberta\.encoder\.layer\.1\.output\.dense\.bias is missing"):
-        from_hugging_face("roberta", cut)
-    theirs["lm_head.decoder.weight"] = theirs["lm_head.decoder.weight"] + 1
-    with pytest.raises(UserError, match="tied"):
-        from_hugging_face("roberta", theirs, [Head.MASKED_LM])
-    assert "lm_head.decoder.weight" in from_hugging_face("roberta", theirs)[1]
-
-
-@torch.no_grad()
-def test_detection_classifier_with_two_rows_is_one_logit():
-    """softmax of two logits = sigmoid of their difference; 1e-6: some roundings of probabilities below 1."""
-    model = hugging_face_model("mpnet", Head.DETECTION)
-    model.classifier.weight.normal_()
-    weights = from_hugging_face("mpnet", model.state_dict(), [Head.DETECTION])[0]
-    states = torch.randn(5, 12)
-    logit = states @ weights["detection_head.output.weight"].t() + weights["detection_head.output.bias"]
-    expected = model.classifier(states).softmax(-1)[:, 1:]
-    torch.testing.assert_close(logit.sigmoid(), expected, rtol=0, atol=1e-6)
-
-
-def family(activation: str = "tanh", **shape: Any) -> str:
-    """That of a bare encoder."""
-    model = SimpleNamespace(cfg=SimpleNamespace(pooler_activation_fn=activation))
-    part = SimpleNamespace(head=Head.NONE, shape=config_of(**shape))
-    return family_of(SimpleNamespace(file="x.pt", model=model), part)
-
-
-def test_family_of_an_encoder():
-    assert family() == "bert"
-    assert family(activation="gelu") == family(embedding_width=8) == "electra"
-    assert family(position_scheme="t5") == "mpnet"
-    assert family(position_scheme="amos", position_buckets=64) == CUSTOM
-    sizes = {"position_buckets": 64, "position_max_distance": 64, "num_token_types": 2, "embedding_width": 8}
-    for name, value in sizes.items():
-        with pytest.raises(UserError, match="other t5 positions"):
-            family(position_scheme="t5", **{name: value})
