@@ -86,7 +86,6 @@ class Imported:
 class Folder:
     """Configuration and weights of a folder; ``weights`` are float32, under the names of the file."""
 
-    path: Path
     family: str
     config: "PretrainedConfig"
     weights: Weights
@@ -258,9 +257,9 @@ def read_folder(path: Path) -> Folder:
     for name in (WEIGHTS_FILE, PICKLED_WEIGHTS_FILE):
         file, index = path / name, path / f"{name}.index.json"
         if file.is_file():
-            return Folder(path, family, config, _read_weights(file))
+            return Folder(family, config, _read_weights(file))
         if index.is_file():
-            return Folder(path, family, config, _read_shards(index))
+            return Folder(family, config, _read_shards(index))
     raise UserError(
         f"{path} holds neither {WEIGHTS_FILE} nor {PICKLED_WEIGHTS_FILE}, nor an index: give the whole folder"
     )

@@ -271,11 +271,15 @@ def tokens_section(runs: Sequence[Run]) -> Section | None:
         return None
     section = Section("tokens", "Tokens of a text", "AMOS Table 9", texts=shown)
     section.caption = (
-        "Underlined words are masked out. In brackets, in the order and color of the depths: the token sampled from each depth "
-        "of the generator, or the most probable one where nothing is replaced. A check mark follows a replaced token that the "
-        "discriminator finds, P(replaced) > 1/2, when all masked tokens of the text are replaced by that depth. A hyphen marks "
-        "a piece that continues a word."
+        "Underlined words are masked out. In brackets, in the order and color of the depths: the most probable token"
     )
+    if any(run.setup for run in runs if run.inspections):  # not of MLM alone
+        section.caption += (
+            " or, of a run that replaces tokens, the one sampled from each depth of the generator. A check mark follows a "
+            "replaced token that the discriminator finds, P(replaced) > 1/2, when all masked tokens of the text are replaced "
+            "by that depth"
+        )
+    section.caption += ". A hyphen marks a piece that continues a word."
     return section
 
 

@@ -93,14 +93,6 @@ class TextTask:
     def kind(self) -> str:
         return self.record["kind"]
 
-    @property
-    def main_score(self) -> str:
-        return self.record["scores"][0]
-
-    @property
-    def is_averaged(self) -> bool:
-        return self.record.get("in_average", False)
-
 
 @register_task("multi_task", dataclass=MultiTaskConfig)
 class MultiTask(TextClassificationTask):
@@ -187,7 +179,8 @@ class MultiTaskCriterion(LabeledCriterion):
             if "teacher" in labels:
                 log["_gold_weight"] = self.gold_weight * num_rows
             if not model.training:
-                key = f"{SUM}{task.kind}/{task.main_score}/{int(task.is_averaged)}/{name}"
+                main, is_averaged = task.record["scores"][0], task.record.get("in_average", False)
+                key = f"{SUM}{task.kind}/{main}/{int(is_averaged)}/{name}"
                 log[key] = sum_to_score(task.kind, task_logits, labels)
         loss = torch.stack(losses).sum()
         return loss, num_rows, log | {"loss": loss.detach()}
