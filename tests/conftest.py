@@ -3,7 +3,6 @@
 import copy
 import os
 import random
-import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
@@ -14,9 +13,9 @@ from typing import Any
 
 import pytest
 import torch
-from forked_command import run_command, run_module
+from forked_command import run_command
 from interrupted_run import flags_command, run_to_end
-from tiny_runs import ROOT, TINY_RUN
+from tiny_runs import ROOT
 
 import amos_fairseq
 
@@ -136,19 +135,6 @@ def restored_determinism(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     torch.use_deterministic_algorithms(False)
     torch.utils.deterministic.fill_uninitialized_memory = True
-
-
-@pytest.fixture
-def run_training(binarized_corpus: Path) -> Callable[..., subprocess.CompletedProcess]:
-    """``run_training(save_dir, *flags, check=True)``: fairseq-train with tiny settings, in a process."""
-
-    def run(save_dir: Path, *flags: str, check: bool = True) -> subprocess.CompletedProcess:
-        arguments = [str(binarized_corpus), *TINY_RUN, "--save-dir", str(save_dir), *flags]
-        result = run_module("fairseq_cli.train", arguments)
-        assert result.returncode == 0 or not check, f"{result.stdout[-3000:]}\n{result.stderr[-3000:]}"
-        return result
-
-    return run
 
 
 @pytest.fixture

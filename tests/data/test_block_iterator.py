@@ -33,21 +33,6 @@ def test_equal_for_any_ranks_and_loader_processes(num_shards: int, num_workers: 
     assert rows_by_id(batches) == expected
 
 
-@pytest.mark.parametrize(("num_shards", "batch_size"), [(1, 2), (2, 2), (4, 1), (1, 8)])
-def test_every_update_holds_the_same_blocks(num_shards: int, batch_size: int) -> None:
-    """Global batch 8: however it is split, update u takes the u-th eight blocks of the order."""
-    dataset = make_dataset(random_lines(300))
-    update_freq = 8 // (num_shards * batch_size)
-    settings = {"batch_size": batch_size, "num_shards": num_shards}
-    shares = [iterate(dataset, 1, shard_id=rank, **settings) for rank in range(num_shards)]
-    dataset.set_epoch(1)
-    order = dataset.ordered_indices()
-    for update in range(len(order) // 8):
-        part = slice(update * update_freq, (update + 1) * update_freq)
-        taken = [block for share in shares for batch in share[part] for block in batch["id"].tolist()]
-        assert sorted(taken) == sorted(order[8 * update : 8 * update + 8].tolist())
-
-
 def test_epochs_differ_in_masks_and_order() -> None:
     dataset = make_dataset(random_lines(300))
     first, second, again = (rows_by_id(iterate(dataset, epoch)) for epoch in (1, 2, 1))

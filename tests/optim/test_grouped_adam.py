@@ -138,19 +138,7 @@ def test_clipping_by_the_norm_of_all_gradients(max_norm):
     assert float(doubled) == pytest.approx(2 * expected * factor, rel=1e-5)
 
 
-def test_changed_flags_apply_after_a_resume():
-    """fairseq's --optimizer-overrides come last; another grouping is refused."""
-    model = small_amos(generator_depths="1,2")
-    saved = GroupedAdam(config(), model.parameters()).state_dict()
-    changed = GroupedAdam(GroupedAdamConfig(lr=[1.0], weight_decay=0.3, adam_betas="(0.8, 0.9)"), model.parameters())
-    changed.load_state_dict(saved, {"eps": 0.5})
-    assert {(group["betas"], group["eps"]) for group in changed.param_groups} == {((0.8, 0.9), 0.5)}
-    assert [group["weight_decay"] for group in changed.param_groups] == [0.3, 0.0]
-    with pytest.raises(UserError, match="keep --decay-all-parameters, --freeze-encoder, the model"):
-        GroupedAdam(config(decay_all_parameters=True), model.parameters()).load_state_dict(saved)
-
-
-def continued_in_bf16(flags: dict) -> FP16Optimizer:
+def continued_in_bf16(flags: dict, overrides: dict | None = None) -> FP16Optimizer:
     """fairseq's wrapper of a run that made one update with the flags of :func:`config` and continues with ``flags``."""
     saved = None
     for settings in ({}, flags):
@@ -161,16 +149,18 @@ def continued_in_bf16(flags: dict) -> FP16Optimizer:
             optimizer.backward(sum(parameter.float().sum() for parameter in parameters))
             optimizer.step()
             saved = optimizer.state_dict()
-    optimizer.load_state_dict(saved, None)
+    optimizer.load_state_dict(saved, overrides)
     return optimizer
 
 
 def test_changed_flags_apply_to_the_float32_copies_of_bf16():
-    """The moments are the checkpoint's, the settings those of the flags; undecayed parameters remain undecayed."""
+    """The moments are the checkpoint's, the settings those of the flags, and fairseq's --optimizer-overrides come last;
+    undecayed parameters remain undecayed."""
     flags = {"adam_betas": "(0.8, 0.95)", "adam_eps": 1e-4, "weight_decay": 0.3}
-    optimizer = continued_in_bf16(flags)
-    settings = [(group["betas"], group["eps"], group["weight_decay"]) for group in optimizer.param_groups]
-    assert settings == [((0.8, 0.95), 1e-4, 0.3), ((0.8, 0.95), 1e-4, 0.0)]
+    for overrides, eps in ((None, 1e-4), ({"eps": 0.5}, 0.5)):
+        optimizer = continued_in_bf16(flags, overrides)
+        settings = [(group["betas"], group["eps"], group["weight_decay"]) for group in optimizer.param_groups]
+        assert settings == [((0.8, 0.95), eps, 0.3), ((0.8, 0.95), eps, 0.0)]
     assert {float(state["step"]) for state in optimizer.fp32_optimizer.optimizer.state.values()} == {1.0}
     with pytest.raises(UserError, match=r"groups of \[.*\] parameters, this run's of .* --decay-all-parameters"):
         continued_in_bf16({"decay_all_parameters": True})

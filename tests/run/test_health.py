@@ -2,6 +2,7 @@
 
 import random
 import re
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,8 +14,10 @@ from failures import refusal
 from fairseq.logging import metrics
 from fairseq.optim.dynamic_loss_scaler import DynamicLossScaler
 from fairseq.trainer import Trainer
+from forked_command import run_module
 from interrupted_run import checkpoint, killed_at, num_updates
 from omegaconf import OmegaConf
+from tiny_runs import TINY_RUN
 
 from amos_fairseq.errors import COLLAPSED, DIVERGED, UserError
 from amos_fairseq.run import hooks
@@ -129,12 +132,18 @@ def test_a_diverging_run_ends_after_ten_updates() -> None:
     assert first_stop(losses[:240] + [47_557.0] * 50, factor=0) is None
 
 
+def train(data: Path, save_dir: Path, *flags: str) -> subprocess.CompletedProcess:
+    return run_module("fairseq_cli.train", [str(data), *TINY_RUN, "--save-dir", str(save_dir), *flags])
+
+
 @pytest.mark.slow
-def test_a_run_continued_with_a_mad_learning_rate_keeps_its_checkpoints(uninterrupted, run_training, tmp_path) -> None:
+def test_a_run_continued_with_a_mad_learning_rate_keeps_its_checkpoints(
+    binarized_corpus: Path, uninterrupted: Callable, tmp_path: Path
+) -> None:
     """The last checkpoint before outlives a rotation that keeps one of every two updates."""
     run = killed_at(30, uninterrupted(), tmp_path / "run")
-    schedule = ["--save-interval-updates", "2", "--keep-interval-updates", "1", "--max-update", "60", "--lr", "50"]
-    line = refusal(run_training(run, *schedule, check=False), DIVERGED)
+    flags = ["--save-interval-updates", "2", "--keep-interval-updates", "1", "--max-update", "60", "--lr", "50"]
+    line = refusal(train(binarized_corpus, run, *flags), DIVERGED)
     # The first updates may still be healthy.
     diverged = re.match(r"update (\d+): the run diverges \(loss ", line)
     assert diverged, line
@@ -152,8 +161,7 @@ def trainer_with(patience: int) -> SimpleNamespace:
 
 @pytest.mark.parametrize(
     ("saved", "updates", "reset", "expected"),
-    [(4, 9, False, 4), (4, 0, False, 0), (4, 9, True, 0)]
-    + [(other, 9, False, 0) for other in (None, -1, 1.5, "x", [4], True)],
+    [(4, 9, False, 4), (4, 0, False, 0), (4, 9, True, 0)] + [(other, 9, False, 0) for other in (None, -1, "x")],
 )
 def test_the_count_of_a_checkpoint(saved: object, updates: int, reset: bool, expected: int) -> None:
     """It is continued where the run continues; what is no count, in a stranger's checkpoint, is ignored."""
@@ -165,7 +173,7 @@ def test_the_count_of_a_checkpoint(saved: object, updates: int, reset: bool, exp
     assert state == {"extra_state": {Collapse.STATE: expected}}
 
 
-@pytest.mark.parametrize("saved", [None, 5, "x", [5], ["ab"], [[1.0]], [[1.0, "x"]], [[1.0, 2.0, 3.0]]])
+@pytest.mark.parametrize("saved", [None, "x", [5], [[1.0]], [[1.0, "x"]]])
 def test_a_window_of_a_checkpoint_that_is_none_is_ignored(saved: object) -> None:
     trainer, divergence = trainer_with(3), Divergence()
     trainer.updates = 9
@@ -176,10 +184,10 @@ def test_a_window_of_a_checkpoint_that_is_none_is_ignored(saved: object) -> None
 
 
 @pytest.mark.slow
-def test_a_collapsed_run_warns_and_ends(run_training: Callable, tmp_path: Path) -> None:
+def test_a_collapsed_run_warns_and_ends(binarized_corpus: Path, tmp_path: Path) -> None:
     """Linear layers that are 0, and a rate at which they stay so, give all tokens one probability."""
     dead = ["--linear-init-std", "0", "--lr", "1e-9", "--collapse-updates", "6", "--max-update", "30"]
-    ended = run_training(tmp_path, *dead, "--save-interval-updates", "4", check=False)
+    ended = train(binarized_corpus, tmp_path, *dead, "--save-interval-updates", "4")
     assert checkpoint(tmp_path, "checkpoint_1_4.pt")["extra_state"]["equal_logit_updates"] == 4
     line = refusal(ended, COLLAPSED)
     assert re.match(r"update 12: detection .* for 12 updates; ", line), line

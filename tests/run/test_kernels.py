@@ -15,20 +15,21 @@ def configuration(deterministic: bool):
     return OmegaConf.create(content | {"distributed_training": {"distributed_rank": 0}})
 
 
-@pytest.mark.parametrize(("asked", "gpus", "applies"), [(True, 1, True), (False, 1, False), (True, 0, False)])
-def test_only_the_flag_on_a_gpu_changes_the_process(asked, gpus, applies, monkeypatch, restored_determinism) -> None:
+@pytest.mark.parametrize(
+    ("asked", "gpus", "before", "after"),
+    [(True, 1, "", ":4096:8"), (True, 1, ":16:8", ":16:8"), (False, 1, "", ""), (True, 0, "", "")],
+)
+def test_only_the_flag_on_a_gpu_changes_the_process(
+    asked, gpus, before, after, monkeypatch, restored_determinism
+) -> None:
+    """The environment may choose another workspace that is deterministic."""
+    applies = bool(after)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.setenv(WORKSPACE_VARIABLE, before)
     Determinism().before_trainer(configuration(asked))
     assert torch.are_deterministic_algorithms_enabled() is applies
     assert torch.utils.deterministic.fill_uninitialized_memory is not applies
-    assert os.environ.get(WORKSPACE_VARIABLE) == (":4096:8" if applies else None)
-
-
-def test_the_environment_may_choose_a_workspace_that_is_deterministic(monkeypatch, restored_determinism) -> None:
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    monkeypatch.setenv(WORKSPACE_VARIABLE, ":16:8")
-    Determinism().before_trainer(configuration(True))
-    assert os.environ[WORKSPACE_VARIABLE] == ":16:8"
+    assert os.environ[WORKSPACE_VARIABLE] == after
 
 
 @pytest.mark.parametrize("width", [1, 2, 3000])

@@ -87,10 +87,9 @@ def test_the_phase_of_an_update_follows_updates_or_time_and_a_branch_has_the_las
     schedule = WarmupStableDecay(cfg, sgd)
     trainer = SimpleNamespace(lr_scheduler=schedule, task=SimpleNamespace(phases=phases), get_num_updates=lambda: 9)
     trainer.cfg = OmegaConf.create({"optimization": {"max_update": LAST_UPDATE}})
-    found = []
-    for schedule.seconds in (0.0, 17.9, 18.0, 41.9, 42.0, 59.0):  # borders after 0.3 and 0.7 of a minute
-        found.append(due_phase(trainer))
-    assert found == [0, 0, 1, 1, 2, 2]
+    # Borders after 0.3 and 0.7 of a minute.
+    for schedule.seconds, phase in ((0.0, 0), (17.9, 0), (18.0, 1), (41.9, 1), (42.0, 2), (59.0, 2)):
+        assert due_phase(trainer) == phase
     schedule.seconds = 0.0
     cfg.decay_from = "checkpoint_1_5.pt"  # known before the checkpoint is read, for which the first batches are cut
     assert due_phase(trainer) == 2
@@ -104,12 +103,10 @@ def test_the_losses_have_the_share_of_masked_tokens_of_their_phase(binarized_cor
     """ceil(mask_prob T) / T."""
     phases = "[{length: 8, share: 0.5, mask_prob: 0.3}, {length: 32, share: 0.5}]"
     task = make_task(binarized_corpus, tokens_per_sample=32, phases=phases)
-    found = []
-    for number in (0, 1):
+    for number, share in ((0, 3 / 8), (1, 5 / 32)):
         task.phase_iterator = SimpleNamespace(phase=number)
         task.before_step({}, None, 1)
-        found.append(task.masked_share)
-    assert found == [3 / 8, 5 / 32]
+        assert task.masked_share == share
 
 
 @pytest.mark.parametrize(

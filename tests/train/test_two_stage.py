@@ -1,15 +1,12 @@
 """``examples/pretraining/two_stage.sh``: a masked language model, then a discriminator from its weights and its samples."""
 
-import os
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from failures import refusal
-from tiny_runs import ROOT, environment, run_process
+from tiny_runs import run_script
 
 from amos_fairseq.checkpoints.read import read_state, weights_sha256
 from amos_fairseq.run.metrics_file import read_records
@@ -22,10 +19,7 @@ SMALLER = shlex.split(
 )
 
 
-def two_stage(*arguments: str | Path) -> subprocess.CompletedProcess:
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    variables = environment({"PATH": path, "PYTHONPATH": str(ROOT)})
-    return run_process(["bash", ROOT / "examples" / "pretraining" / "two_stage.sh", *arguments], Path.cwd(), variables)
+SCRIPT = "examples/pretraining/two_stage.sh"
 
 
 def weights_of(checkpoint: Path, prefix: str) -> dict[str, torch.Tensor]:
@@ -37,7 +31,7 @@ def weights_of(checkpoint: Path, prefix: str) -> dict[str, torch.Tensor]:
 @pytest.mark.slow
 def test_both_stages(binarized_corpus: Path, tmp_path: Path) -> None:
     out = tmp_path / "two stages, whole"
-    done = two_stage("tiny", binarized_corpus, out, "4", *SMALLER)
+    done = run_script(SCRIPT, tmp_path, "tiny", binarized_corpus, out, "4", *SMALLER)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     first, second = (out / stage / "checkpoint_last.pt" for stage in ("generator", "discriminator"))
 
@@ -72,7 +66,7 @@ def test_mistakes_are_one_line_before_anything_is_written(arguments, message, tm
     begun.mkdir()
     (begun / "two_stage.txt").write_text("tiny 9\n")
     places = {"DATA": str(binarized_corpus), "OUT": str(tmp_path / "out"), "BEGUN": str(begun)}
-    done = two_stage(*(places.get(argument, argument) for argument in arguments))
+    done = run_script(SCRIPT, tmp_path, *(places.get(argument, argument) for argument in arguments))
     assert (done.stdout, done.stderr.count("\n")) == ("", 1)
     assert message in refusal(done)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["begun"]
