@@ -167,24 +167,12 @@ class Stranger:
         return (os.mkdir, (str(self.path),))
 
 
-def complete_checkpoint(**more: Any) -> dict[str, Any]:
-    return {
-        "args": None,
-        "cfg": OmegaConf.to_container(OmegaConf.create({"model": {"_name": "amos"}})),
-        "model": {"weight": torch.arange(6.0).view(2, 3)},
-        "optimizer_history": [{"num_updates": 7, "lr_scheduler_state": {}, "optimizer_name": "Adam"}],
-        "extra_state": {"train_iterator": {"epoch": 2}},
-        "last_optimizer_state": {"state": {0: {"exp_avg": torch.ones(3)}}, "param_groups": [{"params": [0]}]},
-        **more,
-    }
-
-
 @pytest.mark.parametrize("load", [checkpoint_utils.load_checkpoint_to_cpu, read_header])
 def test_a_foreign_class_is_refused_and_its_code_does_not_run(load, tmp_path, monkeypatch) -> None:
     """Whatever the environment says."""
     monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
     path, trace = str(tmp_path / "model.pt"), tmp_path / "trace"
-    torch.save(complete_checkpoint(surprise=Stranger(trace)), path)
+    torch.save(checkpoint(7) | {"surprise": Stranger(trace)}, path)
     with pytest.raises(UserError, match=r"model\.pt contains an object of class \S*mkdir,") as refused:
         load(path)
     assert not isinstance(refused.value, DamagedCheckpoint)
@@ -197,7 +185,7 @@ def test_a_foreign_class_is_refused_and_its_code_does_not_run(load, tmp_path, mo
 @pytest.mark.parametrize("zipped", [True, False])
 def test_a_file_cut_short_is_called_damaged(kept: int, zipped: bool, tmp_path: Path) -> None:
     path = tmp_path / "model.pt"
-    torch.save(complete_checkpoint(large=torch.zeros(40_000)), path, _use_new_zipfile_serialization=zipped)
+    torch.save(checkpoint(7, size=40_000), path, _use_new_zipfile_serialization=zipped)
     assert read_header(str(path))["optimizer_history"][-1]["num_updates"] == 7
     path.write_bytes(path.read_bytes()[:kept])
     for load in (read_header, checkpoint_utils.load_checkpoint_to_cpu):
@@ -218,13 +206,15 @@ def test_a_checkpoint_reaches_the_other_ranks(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(distributed_utils, "get_rank", lambda group: rank)
     monkeypatch.setattr(distributed_utils, "broadcast", broadcast)
-    loaded, to_cpu = complete_checkpoint(cfg=OmegaConf.create({"model": {"_name": "amos"}})), torch.device("cpu")
+    optimizer = {"state": {0: {"exp_avg": torch.ones(3)}}, "param_groups": [{"params": [0]}]}
+    loaded = checkpoint(7) | {"cfg": OmegaConf.create({"model": {"_name": "amos"}}), "last_optimizer_state": optimizer}
+    to_cpu = torch.device("cpu")
     for rank in (0, 1):
         state = loaded if rank == 0 else None
         received = distributed_utils.broadcast_object(state, src_rank=0, group=None, dist_device=to_cpu)
     assert received["cfg"] is None
     for part in ("model", "last_optimizer_state", "optimizer_history"):
-        assert_same_bits(received[part], complete_checkpoint()[part], part)
+        assert_same_bits(received[part], loaded[part], part)
 
 
 def validated(scores, maximize=True):

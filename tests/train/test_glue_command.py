@@ -20,9 +20,9 @@ RECIPE = """\
 defaults:
   {batch_size: 32, warmup: 0.1, lr: 3e-3, weight_decay: 0.01, pooler_dropout: 0.1, layer_wise_lr_decay: 0.9,
    bias_correction: false, head: linear, num_separators: 2}
-tasks: {CoLA: {epochs: 25}, STS-B: {epochs: 2}}
+tasks: {CoLA: {epochs: 15}, STS-B: {epochs: 2}}
 """
-UPDATES = 50  # 64 rows are two batches an epoch
+UPDATES = 30  # 64 rows are two batches an epoch
 
 
 @pytest.fixture(scope="module")
