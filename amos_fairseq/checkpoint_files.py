@@ -107,6 +107,13 @@ def describe_other_weights(error: str) -> str:
     return "; ".join(differences) or textwrap.shorten(error, width=300, placeholder=" ...")
 
 
+def settings_in(checkpoint: dict[str, Any], section: str) -> dict[str, Any]:
+    """Return a section of the settings of the run that wrote a checkpoint; empty where they are not recorded."""
+    cfg = checkpoint.get("cfg")
+    settings = cfg.get(section) if isinstance(cfg, dict) else None
+    return settings if isinstance(settings, dict) else {}
+
+
 def num_updates_of(path: str, checkpoint: dict[str, Any]) -> int:
     history = checkpoint.get("optimizer_history")
     last = history[-1] if isinstance(history, list) and history else None

@@ -22,7 +22,7 @@ import torch
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from fairseq.optim import OPTIMIZER_REGISTRY
 
-from amos_fairseq.checkpoint_files import read_header
+from amos_fairseq.checkpoint_files import read_header, settings_in
 from amos_fairseq.compat.distribution import from_first_rank, visible_gpus
 from amos_fairseq.compat.patching import running_scripts
 from amos_fairseq.errors import UserError
@@ -172,9 +172,8 @@ def saved_precision(cfg: Any) -> Saved | None:
     if path is None or path == cfg.finetune_from_model or cfg.reset_optimizer:
         return None
     header = read_header(path)
-    settings = header.get("cfg")
-    common = settings.get("common") if isinstance(settings, dict) else None
-    is_continued = isinstance(common, dict) and header.get("last_optimizer_state")
+    common = settings_in(header, "common")
+    is_continued = common and header.get("last_optimizer_state")
     return Saved(precision_of(common), path) if is_continued else None  # else of another program, or weights alone
 
 

@@ -22,7 +22,7 @@ from fairseq.file_io import PathManager
 from filelock import FileLock
 from omegaconf import OmegaConf
 
-from amos_fairseq.checkpoint_files import HEADS, num_updates_of, read_header, task_state_of
+from amos_fairseq.checkpoint_files import HEADS, num_updates_of, read_header, settings_in, task_state_of
 from amos_fairseq.compat.checkpoints import repair_last_checkpoint
 from amos_fairseq.compat.distribution import from_first_rank, raise_on_every_rank
 from amos_fairseq.compat.patching import running_scripts
@@ -119,12 +119,9 @@ def begins_branch(cfg: Any, decay_from: str) -> bool:
     if cfg.restore_file != DEFAULT_FILE:
         problem = "--restore-file and lr_scheduler.decay_from (--decay-from) exclude each other: leave out the former"
     elif has_begun:
-        start, cfg_of_last = schedule_state(last).get("decay_start"), read_header(last).get("cfg")
-        schedule = cfg_of_last.get("lr_scheduler") if isinstance(cfg_of_last, dict) else None
+        start, schedule = schedule_state(last).get("decay_start"), settings_in(read_header(last), "lr_scheduler")
         # The file may have been deleted since, or be the last checkpoint of a run that goes on.
-        is_other = (
-            isinstance(schedule, dict) and schedule.get("decay_from") != decay_from and PathManager.isfile(decay_from)
-        )
+        is_other = schedule and schedule.get("decay_from") != decay_from and PathManager.isfile(decay_from)
         if start is None or (is_other and start != num_updates_of(decay_from, read_header(decay_from))):
             problem = f"{last} is of another run, not of the decay from {decay_from}: give another checkpoint.save_dir"
     elif not abs(share_of_peak(decay_from) - 1) <= 1e-6:  # also where it is not known (nan)
@@ -172,11 +169,9 @@ def checkpoint_to_load(cfg: Any) -> str | None:
 def restored_from(path: str) -> Any:
     """Return the ``--restore-file`` of the run that wrote a checkpoint; None for a damaged one, which is repaired later."""
     try:
-        cfg = read_header(path).get("cfg")
+        return settings_in(read_header(path), "checkpoint").get("restore_file")
     except UserError:
         return None
-    settings = cfg.get("checkpoint") if isinstance(cfg, dict) else None
-    return settings.get("restore_file") if isinstance(settings, dict) else None
 
 
 def refusal(trainer: Any, restore_file: str) -> str | None:
@@ -256,10 +251,12 @@ def check_fits(path: str, task: Any, model_cfg: Any, starts_anew: bool = False) 
         raise UserError(f"{path} does not fit: {error}") from error
     problems = [] if starts_anew else changed_parts(saved_state, heads, task.state_dict())
     problems += other_input_dictionary(saved_state, task)
-    cfg = header.get("cfg")
-    saved = cfg.get("model") if isinstance(cfg, dict) else None
-    for name in scheme_settings(saved):
-        here, there = getattr(model_cfg, name, None), saved[name]
+    saved = settings_in(header, "model")
+    # Without relative positions their sizes mean nothing. A model outside of this package has no such settings.
+    scheme = POSITION_SCHEME[:1] if str(saved.get(POSITION_SCHEME[0])) == "none" else POSITION_SCHEME
+    for name in (*scheme, *OTHERS) if POSITION_SCHEME[0] in saved else ():
+        here = getattr(model_cfg, name, None)
+        there = saved.get(name, here)
         if here is not None and str(here) != str(there):
             problems.append(f"it was trained with --{name.replace('_', '-')} {there}, not {here}: give this value")
     if problems:
@@ -288,15 +285,3 @@ def other_input_dictionary(task_state: dict[str, Any], task: Any) -> list[str]:
     return [
         f"{dictionary} is not the dictionary that it was trained with: binarize the task with SAVE_DIR/tokenizer of that run"
     ]
-
-
-def scheme_settings(model_cfg: Any) -> tuple[str, ...]:
-    """Return the names of a checkpoint's settings that do not affect the shapes of its weights.
-
-    They describe relative positions (only the scheme if it is ``none``, which makes the sizes irrelevant), attention and rotary
-    positions of ModernBERT, and the epsilon of the LayerNorms.
-    """
-    if not isinstance(model_cfg, dict) or POSITION_SCHEME[0] not in model_cfg:
-        return ()
-    scheme = POSITION_SCHEME[:1] if str(model_cfg[POSITION_SCHEME[0]]) == "none" else POSITION_SCHEME
-    return tuple(name for name in (*scheme, *OTHERS) if name in model_cfg)
