@@ -1,10 +1,11 @@
-"""The encoder of a labelled task: loading checkpoints, checkpoints that are refused, and its classification head."""
+"""The encoder of a labelled task: loading checkpoints, checkpoints that are refused, its head, pooling and a frozen encoder."""
 
 from typing import Any
 
 import pytest
 import torch
 from small_models import AMOS_SETTINGS, fine_tuning_task, small_amos
+from torch.nn.functional import cross_entropy
 
 from amos_fairseq.downstream.model import FineTunedModel, TextModel
 from amos_fairseq.downstream.spans.task import SpanModel
@@ -14,8 +15,6 @@ from amos_fairseq.models.amos import AmosConfig, AmosModel
 from amos_fairseq.models.pretraining import class_of_checkpoint, is_fine_tuned
 
 HEAD = "sentence_classification_head"
-
-
 # Two pairs of texts, the second padded; ids 4 to 43 are ordinary tokens, 2 ends a text, 1 is padding.
 TOKENS = torch.tensor([[0, 5, 6, 2, 7, 8, 9, 2], [0, 10, 2, 11, 2, 1, 1, 1]])
 
@@ -30,13 +29,7 @@ def fine_tuned(num_classes: int = 3, **settings: Any) -> TextModel:
     return model.eval()
 
 
-OTHER_FUNCTIONS = [
-    {"pooling": "mean"},
-    {"pooler_activation_fn": "gelu"},
-]
-
-
-@pytest.mark.parametrize("settings", [{}, *OTHER_FUNCTIONS], ids=str)
+@pytest.mark.parametrize("settings", [{}, {"pooling": "mean"}, {"pooler_activation_fn": "gelu"}], ids=str)
 def test_a_head_with_the_function_of_an_imported_pooler_starts_from_it(settings: dict, caplog) -> None:
     """tanh of a dense layer on the last state of the first token; another head does not, and both are said."""
     caplog.set_level("INFO")
@@ -157,3 +150,52 @@ def test_token_types_follow_the_separators(num_types: int) -> None:
         model.encoder.embed_token_types.weight[1] += torch.randn(AMOS_SETTINGS["encoder_embed_dim"])
     torch.testing.assert_close(model.extract_features(single), before[0], rtol=0, atol=0)
     assert (model.extract_features(TOKENS) - before[1]).abs().max() > 1e-3
+
+
+@torch.no_grad()
+def test_mean_pooling_by_hand() -> None:
+    """The mean over the tokens of each text, without padding; the same alone and in a batch."""
+    model = fine_tuned(pooling="mean")
+    states, head = model.extract_features(TOKENS), model.classification_heads[HEAD]
+    pooled = torch.stack([states[0].mean(0), states[1, :5].mean(0)])
+    expected = torch.tanh(pooled @ head.dense.weight.t() + head.dense.bias) @ head.output.weight.t() + head.output.bias
+    logits, _ = model(TOKENS, classification_head_name=HEAD)
+    torch.testing.assert_close(logits, expected)
+    alone, _ = model(TOKENS[1:, :5], classification_head_name=HEAD)
+    torch.testing.assert_close(alone, logits[1:])
+    assert not torch.allclose(logits, head(states[:, :1]))
+
+
+def test_a_frozen_encoder_trains_the_head_on_fixed_features() -> None:
+    """Three updates give the head the weights of a loop over states that were computed once, in eval mode."""
+    model, reference = fine_tuned(freeze_encoder=True, dropout=0.3).train(), fine_tuned()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    reference.load_state_dict({name: value.clone() for name, value in before.items()})
+    with torch.no_grad():
+        embedded = reference.embed_tokens(TOKENS)
+        bias = reference.encoder.attention_context(embedded, TOKENS.eq(1))
+        states = reference.encoder.embed(embedded, None)
+        for layer in reference.encoder.layers:
+            states = layer(states, bias)
+    head, target = reference.classification_heads[HEAD], torch.tensor([2, 0])
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer, other = torch.optim.SGD(trained, lr=0.5), torch.optim.SGD(head.parameters(), lr=0.5)
+    for _ in range(3):
+        of_model = model(TOKENS, classification_head_name=HEAD)[0]
+        for used, logits in ((optimizer, of_model), (other, head(states, TOKENS.eq(1)))):
+            used.zero_grad()
+            cross_entropy(logits, target).backward()
+            used.step()
+    assert not model.extract_features(TOKENS).requires_grad
+    for name, value in reference.state_dict().items():
+        if name.startswith(("encoder.", "embed_tokens.")):
+            assert torch.equal(model.state_dict()[name], before[name]), name
+        else:
+            torch.testing.assert_close(model.state_dict()[name], value)
+            assert not torch.equal(value, before[name]), name
+
+
+def test_heads_of_tokens_refuse_pooling() -> None:
+    for head_class, what in ((WordModel, "labels of words"), (SpanModel, "answer spans")):
+        with pytest.raises(UserError, match=f"--pooling mean has no effect on a head for {what}"):
+            with_encoder(head_class, pooling="mean")

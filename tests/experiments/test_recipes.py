@@ -221,9 +221,7 @@ def test_errors_of_a_recipe(tmp_path):
     for content, message in (
         ("tasks: {CoLA: {lr: 1e-4, epochs: 2, batch_size: 8}}", "warmup is missing"),
         (f"tasks: {{CoLA: {{{COMPLETE}, momentum: 1}}}}", "CoLA.momentum: Key 'momentum' not in"),
-        ("tasks: {CoLA: {lr: 1e-4, epochs: 2.5, batch_size: 8, warmup: 0.1}}", "epochs: Value '2.5' of type"),
         (f"tasks: {{CoLA: {{{COMPLETE.replace('0.1', '1/0')}}}}}", "CoLA.warmup: Value '1/0'"),
-        (f"tasks: {{CoLA: {{{COMPLETE}, adam_betas: 0.9}}}}", "CoLA.adam_betas: Invalid value"),
         (f"tasks: {{CoLA: {{{COMPLETE}, head: deep}}}}", "head deep must be dense or linear"),
         (f"tasks: {{CoLA: {{{COMPLETE}, min_updates: -1}}}}", "--min-updates -1 must be 0 or more"),
         (f"tasks: {{CoLA: {{{COMPLETE}, adam_betas: [0.9]}}}}", "must be two numbers"),
@@ -236,17 +234,12 @@ def test_errors_of_a_recipe(tmp_path):
             f"tasks: {{CoLA: {{{COMPLETE}}}}}\nsizes: {{medium: {{defaults: {{}}}}}}",
             "sizes: medium must be small, base",
         ),
-        (
-            f"tasks: {{CoLA: {{{COMPLETE}}}}}\nsizes: {{small: {{lr: 1e-4}}}}",
-            r"recipe\.sizes\.small\.lr: Key 'lr' not in 'SizeSection'",
-        ),
-        (f"tasks: {{CoLA: {{{COMPLETE}}}}}\ngrid: {{dropout: 0.1}}", r"recipe\.grid\.dropout: Value 0\.1"),
         (f"settings: {{CoLA: {{{COMPLETE}}}}}", r"recipe\.settings: Key 'settings' not in 'RecipeFile'"),
         (f"defaults: {{{COMPLETE}}}", "needs the section tasks"),
-        ("- tasks", "needs the section tasks"),
-        ("extends: electra\ntagging: {views: full}", r"recipe\.tagging: Key 'tagging' not in 'RecipeFile'"),
         ("extends: bert", "extends must name a built-in recipe, one of amos, .* not bert"),
         ("tasks: {CoLA: [1, 2]}", r"recipe\.tasks\.CoLA: 'ListConfig' is incompatible"),
+        ("extends: electra\ntasks: {tagging: {pooling: most}}", "first or mean"),
+        ("extends: electra\ntasks: {tagging: {unlabeled_start: 1}}", "0 or more and below 1"),
         ("tasks: {CoLA: {", "is not YAML that can be read"),
     ):
         file.write_text(content)
@@ -263,11 +256,3 @@ def test_batches_are_similar_in_length_where_no_paper_says_otherwise():
             assert ("--similar-lengths" in trials[0].train_flags(trials[0].schedule(100))) is expected
     chosen = load_recipe("amos", "small", {"similar_lengths": False}).trials["tagging"]
     assert {trial.similar_lengths for trial in chosen} == {False}
-
-
-def test_settings_of_words_have_choices_and_ranges(tmp_path):
-    path = tmp_path / "own.yaml"
-    for value, message in (("pooling: most", "first or mean"), ("unlabeled_start: 1", "0 or more and below 1")):
-        path.write_text(f"extends: electra\ntasks: {{tagging: {{{value}}}}}\n")
-        with pytest.raises(UserError, match=message):
-            load_recipe(str(path), "small")

