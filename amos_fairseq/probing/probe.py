@@ -366,7 +366,10 @@ def run_probes(
     with whole_folder(out.absolute()) as unfinished:
         for group, (part, numbers) in itertools.product(groups, chosen):
             results += train_probes(loaded, group, part, numbers, settings, num_seeds, device, unfinished / "features")
-        results += [majority_result(task) for task in tasks]
+        for task in tasks:
+            gold = task.labels_of(task.scored_split)
+            score = majority_score(task.labels_of("train"), gold)
+            results.append(ProbeResult(task.name, MAJORITY, 0, score, len(gold)))
         names = [task.name for task in tasks]
         results.sort(key=lambda result: names.index(result.task))
         checkpoint = {"file": str(loaded.file), "sha256": file_sha256(loaded.file)}
@@ -414,12 +417,6 @@ def targets_of(task: ProbingTask, encoded: dict[str, EncodedSplit]) -> dict[str,
                 "reads: give shorter texts"
             )
     return targets
-
-
-def majority_result(task: ProbingTask) -> ProbeResult:
-    """Return the score of the most frequent label of training as the answer for every target."""
-    gold = task.labels_of(task.scored_split)
-    return ProbeResult(task.name, MAJORITY, 0, majority_score(task.labels_of("train"), gold), len(gold))
 
 
 def train_probes(
