@@ -236,19 +236,11 @@ def test_treatment_changes_only_masked_tokens_and_is_deterministic() -> None:
         assert batch["masked_tokens"][row, sample["positions"]].equal(sample["masked"])
 
 
-@pytest.mark.parametrize(
-    ("settings", "expected"),
-    [
-        ({"objective": "mlm"}, "bert"),
-        ({"objective": "electra"}, "electra"),
-        ({"objective": "amos"}, "mask"),
-        ({"objective": "teams"}, "mask"),
-        ({"objective": "mlm", "mask_treatment": "mask"}, "mask"),
-        ({"objective": "amos", "mask_treatment": "electra"}, "electra"),
-    ],
-)
-def test_default_treatment_of_an_objective(tmp_path: Path, settings: dict, expected: str) -> None:
-    task = make_task(write_corpus(tmp_path / "corpus"), **settings)
-    assert task.mask_treatment == TREATMENTS[expected]
-    task.load_dataset("train")
-    assert task.datasets["train"].treatment == TREATMENTS[expected]
+def test_default_treatment_of_an_objective(tmp_path: Path) -> None:
+    corpus, of_objectives = write_corpus(tmp_path / "corpus"), {"mlm": "bert", "electra": "electra", "amos": "mask"}
+    rows = [(objective, "default", expected) for objective, expected in of_objectives.items()]
+    for objective, treatment, expected in [*rows, ("mlm", "mask", "mask"), ("amos", "electra", "electra")]:
+        task = make_task(corpus, objective=objective, mask_treatment=treatment)
+        assert task.mask_treatment == TREATMENTS[expected]
+        task.load_dataset("train")
+        assert task.datasets["train"].treatment == TREATMENTS[expected]
