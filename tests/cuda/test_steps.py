@@ -6,7 +6,9 @@ operator, strides or dtypes that a kernel does not take, a host that reads a val
 gradient. Values are compared elsewhere.
 """
 
+import functools
 import re
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -19,12 +21,14 @@ from saved_models import write_untrained
 from small_models import modern_config
 from synchronization import Operations
 from torch import nn
+from torch._dynamo.utils import counters
 from torch._subclasses.fake_tensor import DataDependentOutputException
 
 from amos_fairseq.checkpoints import read
 from amos_fairseq.criterions.mlm import MlmCriterion
 from amos_fairseq.functional import attention
 from amos_fairseq.functional.attention import AttentionBias, fast_attention
+from amos_fairseq.modules.encoder import TransformerEncoder, compiled_call
 
 pytestmark = pytest.mark.slow
 NEEDS_TRITON = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
@@ -88,6 +92,39 @@ def test_deterministic_kernels(kernels: str, restored_determinism: None) -> None
     kernel = "amos_fairseq::attention" if kernels == "triton" else "aten::_scaled_dot_product_efficient_attention"
     assert kernel in operations.names
     assert not any("cudnn" in name for name in operations.names)
+
+
+@pytest.fixture
+def traced(nothing_compiled: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """AOTAutograd traces compiled layers, no code is generated. A graph break is an error, and so are more graphs than
+    PyTorch's limit, beyond which a layer would run as written."""
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager", fullgraph=True))
+    compiled_call.cache_clear()
+    with torch._dynamo.config.patch(optimize_ddp=False, fail_on_recompile_limit_hit=True):
+        yield
+    compiled_call.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("recipe", "precision", "length"),
+    [
+        ("electra_tiny", "fp16", 65),
+        pytest.param("amos_tiny model.kernels=triton", "bf16", 128, marks=NEEDS_TRITON),
+    ],
+)
+def test_every_layer_is_part_of_a_graph(recipe: str, precision: str, length: int, traced: None) -> None:
+    """At 65 tokens the mask has padded rows, which the graph has to keep."""
+    name, *settings = recipe.split()
+    overrides = [f"task.tokens_per_sample={length}", "model.max_positions=128", *settings]
+    with fake_cuda() as cuda:
+        run = FakeRun.of(cuda, name, overrides, precision)
+        for module in run.step.module.modules():
+            if isinstance(module, TransformerEncoder):
+                module.is_compiled = True
+        run.check_update(run.full)
+        run.check_update(run.padded)
+    assert counters["stats"]["unique_graphs"] > 0
+    assert not counters["graph_break"]
 
 
 @pytest.mark.parametrize(

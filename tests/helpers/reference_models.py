@@ -65,6 +65,9 @@ class ReferenceAmos:
 
     def layer(self, name: str, x: Tensor, bias: Tensor) -> Tensor:
         x = self.norm(f"{name}.attention_norm", x + self.attention(f"{name}.attention", x, bias))
+        return self.feed_forward(name, x)
+
+    def feed_forward(self, name: str, x: Tensor) -> Tensor:
         return self.norm(f"{name}.ffn_norm", x + self.linear(f"{name}.ffn_out", gelu(self.linear(f"{name}.ffn_in", x))))
 
     def bias(self, encoder: str, length: int) -> Tensor:
@@ -148,7 +151,7 @@ class ReferenceAmos:
         return {"gamma": gamma, "states": states, "of_depth": of_depth, "logits": logits}
 
     def detection_loss(self, tokens: Tensor, positions: list[int], sampled: list[int]) -> tuple[Tensor, list[Tensor]]:
-        """Eq. 1 with D = P("original") = sigmoid(-logit), and zeros added to the input embedding of every masked position."""
+        """Eq. 1, and zeros added to the input embedding of every masked position."""
         corrupted = tokens.tolist()
         for i, token in zip(positions, sampled, strict=True):
             corrupted[i] = token
@@ -157,11 +160,13 @@ class ReferenceAmos:
         for i, zero in zip(positions, zeros, strict=True):
             embeddings[i] = embeddings[i] + zero
         states = self.layers("discriminator", torch.stack(embeddings), self.cfg.encoder_layers, [])[-1]
+        return self.detection(states, torch.tensor(corrupted), tokens), zeros
+
+    def detection(self, states: Tensor, corrupted: Tensor, tokens: Tensor) -> Tensor:
+        """Eq. 1 of AMOS and Eq. 4 of TEAMS with D = P("original") = sigmoid(-logit)."""
         original = torch.sigmoid(-self.linear("detection_head.output", states).squeeze(-1))
-        loss = torch.zeros((), dtype=torch.float64)
-        for i, token in enumerate(corrupted):
-            loss = loss - (original[i].log() if token == int(tokens[i]) else (1 - original[i]).log())
-        return loss, zeros
+        is_original = corrupted == tokens
+        return -torch.where(is_original, original, 1 - original).log().sum()
 
     def adversarial_backward(self, mixture: dict, noise: Tensor, upstream: Tensor) -> None:
         """-dL/dgamma into gamma's graph (v and f^(d)), and -m dL/dh^(d) into that of h^(d).
@@ -240,9 +245,6 @@ class ReferenceTeams(ReferenceAmos):
             return self.feed_forward("mws_ffn", states[-1]), self.feed_forward("rtd_ffn", states[-1])
         return states[-1], states[-1]
 
-    def feed_forward(self, name: str, x: Tensor) -> Tensor:
-        return self.norm(f"{name}.ffn_norm", x + self.linear(f"{name}.ffn_out", gelu(self.linear(f"{name}.ffn_in", x))))
-
     def losses(self, batch: dict, sampled: Tensor, candidates: Tensor) -> dict[str, Tensor]:
         """Eq. 1, 4 and 8 of a batch, each summed over its own positions, for given replacements and candidates."""
         totals = {"mlm": 0.0, "rtd": 0.0, "mws": 0.0}
@@ -258,20 +260,11 @@ class ReferenceTeams(ReferenceAmos):
                 corrupted[i] = sampled[row, slot]
             mws_states, rtd_states = self.branches(corrupted)
             if "detection_head.output.weight" in self.p:
-                totals["rtd"] = totals["rtd"] + self.detection(rtd_states, corrupted, tokens)
+                totals["rtd"] = totals["rtd"] + self.detection(rtd_states, corrupted, tokens[:length])
             if "mws_head.dense.weight" in self.p:
                 for slot, i in enumerate(positions):
                     totals["mws"] = totals["mws"] + self.selection(mws_states[i], tokens[i], candidates[row, slot])
         return totals
-
-    def detection(self, states: Tensor, corrupted: Tensor, tokens: Tensor) -> Tensor:
-        """Eq. 4 with P("original") = sigmoid(-logit)."""
-        original = torch.sigmoid(-self.linear("detection_head.output", states).squeeze(-1))
-        terms = [
-            -original[i].log() if token == int(tokens[i]) else -(1 - original[i]).log()
-            for i, token in enumerate(corrupted.tolist())
-        ]
-        return sum(terms)
 
     def selection(self, state: Tensor, original: Tensor, candidates: Tensor) -> Tensor:
         """Eq. 7 and 8: the set holds the original once, at any place among the candidates."""

@@ -6,12 +6,16 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from fairseq.models import BaseFairseqModel
 from hugging_face_folders import assert_close, export, outputs, padded_tokens, predicted_everywhere
 from saved_models import write_run
 from small_models import MODERN
+from torch import Tensor
 
 import amos_fairseq
 from amos_fairseq.checkpoints.read import LoadedCheckpoint, load_checkpoint
+from amos_fairseq.downstream.model import TEXT_HEAD
+from amos_fairseq.models.teams import TeamsModel
 
 
 def exported(tmp_path: Path, settings: dict, *flags: str, check: bool = False) -> tuple[LoadedCheckpoint, Path, dict]:
@@ -90,32 +94,83 @@ def test_masked_language_model(name, tmp_path):
         assert_close(pretrained.model.extract_features(tokens)[real], states[real])
 
 
-DETECTORS = {
-    "amos": ({}, "MPNetForTokenClassification"),
-    "electra": ({"objective": "electra"}, "ElectraForPreTraining"),
-    "teams": ({"objective": "teams"}, "BertForTokenClassification"),
-    "amos on modernbert": (MODERN, "ModernBertForTokenClassification"),
+def detection(model: BaseFairseqModel, tokens: Tensor) -> Tensor:
+    """Our sigmoid. TEAMS detects in its RTD branch, also where the other is fine-tuned."""
+    is_teams = isinstance(model, TeamsModel)
+    states = model.discriminate(tokens, tokens.eq(1))[1] if is_teams else model.extract_features(tokens)
+    return model.detection_head(states).sigmoid()
+
+
+def answers(model: BaseFairseqModel, tokens: Tensor) -> Tensor:
+    """The logits of our span head in training, in which it masks tokens outside the answer text."""
+    targets = torch.zeros(len(tokens), dtype=torch.int64)
+    output = model(tokens, answer_mask=tokens.ne(1), span_targets=(targets, targets))
+    return torch.stack([output.start_logits, output.end_logits], dim=-1)
+
+
+def labels_of_words(model: BaseFairseqModel, tokens: Tensor) -> Tensor:
+    return model(tokens, word_positions=torch.arange(tokens.size(1)).expand_as(tokens)).logits["upos_labels"]
+
+
+def labels_of_texts(model: BaseFairseqModel, tokens: Tensor) -> Tensor:
+    return model(tokens, classification_head_name=TEXT_HEAD)[0]
+
+
+# What we compute, and from the output of which kind of class it is read.
+OUTPUTS = {
+    "PreTraining": (detection, lambda output: output.logits.sigmoid()),
+    "Detection": (detection, lambda output: output.logits.softmax(-1)[..., 1]),
+    "QuestionAnswering": (answers, lambda output: torch.stack([output.start_logits, output.end_logits], dim=-1)),
+    "TokenClassification": (labels_of_words, lambda output: output.logits),
+    "SequenceClassification": (labels_of_texts, lambda output: output.logits),
+}
+DETECTOR = {"id2label": {"0": "original", "1": "replaced"}}
+# A pipeline for token classification would give the labels of a detector to a head of random weights.
+NO_LABELS = {"id2label": None}
+SPANS = {"span_head": "independent"}
+WORDS, WORD_LABELS = {"labels": 3, "names": ["B-X", "I-X", "O"]}, {"label2id": {"B-X": 0, "I-X": 1, "O": 2}}
+THREE, TWO = ({"classes": number, "names": ["no", "maybe", "yes"][:number]} for number in (3, 2))
+NUMBER = {"classes": 1, "task": {"regression_target": True}}
+CLASSES = {"problem_type": "single_label_classification"}
+THREE_CLASSES = CLASSES | {"id2label": {"0": "no", "1": "maybe", "2": "yes"}}
+# Settings, family and kind of the class, what its configuration says.
+HEADS = {
+    "amos": ({}, "MPNet", "Detection", DETECTOR),
+    "electra": ({"objective": "electra"}, "Electra", "PreTraining", NO_LABELS),
+    "teams": ({"objective": "teams"}, "Bert", "Detection", DETECTOR),
+    "amos on modernbert": (MODERN, "ModernBert", "Detection", DETECTOR),
+    "spans": (SPANS, "MPNet", "QuestionAnswering", {}),
+    "spans, modernbert": (MODERN | SPANS, "ModernBert", "QuestionAnswering", {}),
+    "words": (WORDS, "MPNet", "TokenClassification", WORD_LABELS),
+    "words, modernbert": (MODERN | WORDS, "ModernBert", "TokenClassification", WORD_LABELS),
+    "texts": (THREE, "MPNet", "SequenceClassification", THREE_CLASSES),
+    "texts, gelu": (TWO | {"objective": "electra"}, "Electra", "SequenceClassification", CLASSES),
+    "texts, linear": (THREE | {"pooler_activation_fn": "linear"}, "MPNet", "SequenceClassification", THREE_CLASSES),
+    "texts, modernbert": (
+        MODERN | THREE | {"pooling": "mean"},
+        "ModernBert",
+        "SequenceClassification",
+        THREE_CLASSES | {"classifier_pooling": "mean"},
+    ),
+    "number": (NUMBER, "MPNet", "SequenceClassification", {"problem_type": "regression", "id2label": {"0": "LABEL_0"}}),
 }
 
 
+@pytest.mark.slow
 @torch.no_grad()
-@pytest.mark.parametrize("name", DETECTORS)
-def test_discriminator(name, tmp_path):
-    """The probability of "replaced" is our sigmoid. TEAMS detects in its RTD branch, also where the other is fine-tuned."""
-    settings, class_name = DETECTORS[name]
-    pretrained, out, config = exported(tmp_path, settings, "--part", "discriminator")
-    assert config["architectures"] == [class_name]
-    # A pipeline for token classification would give the labels of a detector to a head of random weights.
-    has_labels = class_name != "ElectraForPreTraining"
-    assert config.get("id2label") == ({"0": "original", "1": "replaced"} if has_labels else None)
-    tokens, model = padded_tokens(pretrained), pretrained.model
-    real = tokens.ne(1)
-    states = model.discriminate(tokens, ~real)[1] if name.startswith("teams") else model.extract_features(tokens)
-    if class_name == "ElectraForPreTraining":
-        theirs = outputs(out, "AutoModelForPreTraining", tokens).logits.sigmoid()
-    else:
-        theirs = outputs(out, "AutoModelForTokenClassification", tokens).logits.softmax(-1)[..., 1]
-    assert_close(model.detection_head(states).sigmoid()[real], theirs[real])
+@pytest.mark.parametrize("name", HEADS)
+def test_heads(name, tmp_path):
+    """Of labels of words the export's own comparison is on."""
+    settings, family, kind, facts = HEADS[name]
+    flags = ["--part", "discriminator"] if kind in ("PreTraining", "Detection") else []
+    pretrained, out, config = exported(tmp_path, settings, *flags, check="labels" in settings)
+    auto_class = "TokenClassification" if kind == "Detection" else kind
+    assert config["architectures"] == [f"{family}For{auto_class}"]
+    assert {key: config.get(key) for key in facts} == facts
+    tokens, (ours, theirs) = padded_tokens(pretrained), OUTPUTS[kind]
+    expected, found = ours(pretrained.model, tokens), theirs(outputs(out, f"AutoModelFor{auto_class}", tokens))
+    real = tokens.ne(1) if kind != "SequenceClassification" else slice(None)
+    assert_close(expected[real], found[real])
 
 
 @pytest.mark.slow
@@ -140,33 +195,6 @@ def test_electric_and_electra_tt(variant, tmp_path):
     assert ("-energy is the log-probability" in card) == (variant == "electric")
 
 
-LINEAR = {"pooler_activation_fn": "linear"}
-CLASSIFIERS = {
-    "tanh": ({"classes": 3}, "MPNetForSequenceClassification"),
-    "gelu": ({"objective": "electra", "classes": 2}, "ElectraForSequenceClassification"),
-    "regression": ({"classes": 1, "task": {"regression_target": True}}, "MPNetForSequenceClassification"),
-    "modernbert, mean": (MODERN | {"classes": 3, "pooling": "mean"}, "ModernBertForSequenceClassification"),
-    "linear, tanh": ({"classes": 3} | LINEAR, "MPNetForSequenceClassification"),
-}
-
-
-@pytest.mark.slow
-@torch.no_grad()
-@pytest.mark.parametrize("name", CLASSIFIERS)
-def test_classifier(name, tmp_path):
-    settings, class_name = CLASSIFIERS[name]
-    names = [] if name == "regression" else ["no", "maybe", "yes"][: settings["classes"]]
-    pretrained, out, config = exported(tmp_path, settings | {"names": names})
-    assert config["architectures"] == [class_name]
-    assert config["problem_type"] == ("regression" if name == "regression" else "single_label_classification")
-    assert list(config["id2label"].values()) == (names or ["LABEL_0"])
-    if name.startswith("modernbert"):
-        assert config["classifier_pooling"] == ("mean" if "mean" in name else "cls")
-    tokens = padded_tokens(pretrained)
-    ours = pretrained.model(tokens, classification_head_name="sentence_classification_head")[0]
-    assert_close(ours, outputs(out, "AutoModelForSequenceClassification", tokens).logits)
-
-
 @torch.no_grad()
 def test_states_of_each_layer_are_those_of_hugging_face(tmp_path):
     """``load(..., layer=k)`` is item k of ``hidden_states``, from the input of the first layer on."""
@@ -177,39 +205,6 @@ def test_states_of_each_layer_are_those_of_hugging_face(tmp_path):
     assert len(theirs) == 3
     for layer, expected in enumerate(theirs):
         assert_close(amos_fairseq.load(tmp_path / "run", layer=layer)(text).states, expected)
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("encoder", [{}, MODERN], ids=["mpnet", "modernbert"])
-def test_question_answering(encoder, tmp_path):
-    """Against the logits of our span head in training, in which it masks tokens outside the answer text."""
-    pretrained, out, _ = exported(tmp_path, encoder | {"span_head": "independent"})
-    tokens = padded_tokens(pretrained)
-    real = tokens.ne(1)
-    targets = torch.zeros(len(tokens), dtype=torch.int64)
-    ours = pretrained.model(tokens, answer_mask=real, span_targets=(targets, targets))
-    theirs = outputs(out, "AutoModelForQuestionAnswering", tokens)
-    assert_close(ours.start_logits[real], theirs.start_logits[real])
-    assert_close(ours.end_logits[real], theirs.end_logits[real])
-
-
-TAGGERS = {"t5": ({}, "MPNetForTokenClassification"), "modernbert": (MODERN, "ModernBertForTokenClassification")}
-
-
-@pytest.mark.slow
-@torch.no_grad()
-@pytest.mark.parametrize("name", TAGGERS)
-def test_labels_of_words(name, tmp_path):
-    """The export's own comparison is on."""
-    settings, class_name = TAGGERS[name]
-    pretrained, out, config = exported(tmp_path, {"labels": 3, "names": ["B-X", "I-X", "O"], **settings}, check=True)
-    assert config["architectures"] == [class_name]
-    assert config["label2id"] == {"B-X": 0, "I-X": 1, "O": 2}
-    tokens = padded_tokens(pretrained)
-    positions = torch.arange(tokens.size(1)).expand_as(tokens)
-    ours = pretrained.model(tokens, word_positions=positions).logits["upos_labels"]
-    real = tokens.ne(1)
-    assert_close(ours[real], outputs(out, "AutoModelForTokenClassification", tokens).logits[real])
 
 
 @torch.no_grad()
