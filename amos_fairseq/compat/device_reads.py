@@ -13,13 +13,13 @@ import itertools
 import math
 from collections import defaultdict
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from fairseq.logging import metrics
 from fairseq.trainer import Trainer
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 # Stands for a norm that has not been read, in the code of fairseq between clipping and the optimizer's step.
 NOT_READ_YET = torch.zeros(())
@@ -31,25 +31,49 @@ def on_host(values: Any) -> Any:
     A tensor with one element becomes a Python number; others keep shape and dtype. They are sent as float64, so that counts
     below 2^53 stay exact.
     """
+    joined, layout = join(values)
+    return split([fetch(tensor) for tensor in joined], layout)
+
+
+class Layout(NamedTuple):
+    """Where :func:`join` has put the tensors of nested values."""
+
+    leaves: list[Any]  # a tensor's is its shape and dtype
+    structure: TreeSpec
+    indices_by_device: list[list[int]]  # positions in the leaves, in the order in which a device's are joined
+
+
+def join(values: Any) -> tuple[list[Tensor], Layout]:
+    """Return all tensors in ``values`` as one float64 vector per device, which stays there, and their layout."""
     leaves, structure = tree_flatten(values)
-    indices_by_device: dict[torch.device, list[int]] = defaultdict(list)  # positions in the leaves
+    by_device: dict[torch.device, list[int]] = defaultdict(list)
     for index, leaf in enumerate(leaves):
         if torch.is_tensor(leaf):
-            indices_by_device[leaf.device].append(index)
-    for indices in indices_by_device.values():
+            by_device[leaf.device].append(index)
+    joined = []
+    for indices in by_device.values():
         indices.sort(key=lambda index: str(leaves[index].dtype))  # of one dtype: joined and converted in two launches
         flat = [leaves[index].detach().reshape(-1) for index in indices]
         by_dtype = itertools.groupby(flat, key=lambda tensor: tensor.dtype)
-        sent = fetch(torch.cat([torch.cat(list(tensors)).double() for _, tensors in by_dtype]))
-        numbers, start = sent.tolist(), 0
+        joined.append(torch.cat([torch.cat(list(tensors)).double() for _, tensors in by_dtype]))
+    leaves = [(leaf.shape, leaf.dtype) if torch.is_tensor(leaf) else leaf for leaf in leaves]
+    return joined, Layout(leaves, structure, list(by_device.values()))
+
+
+def split(joined: list[Tensor], layout: Layout) -> Any:
+    """Return the values of :func:`join` from its vectors on the CPU."""
+    leaves = list(layout.leaves)
+    for vector, indices in zip(joined, layout.indices_by_device, strict=True):
+        numbers, start = vector.tolist(), 0
         for index in indices:
-            tensor, end = leaves[index], start + leaves[index].numel()
+            shape, dtype = layout.leaves[index]
+            end = start + shape.numel()
             if end - start == 1:
-                leaves[index] = numbers[start] if tensor.is_floating_point() else int(numbers[start])
+                leaves[index] = numbers[start] if dtype.is_floating_point else int(numbers[start])
             else:
-                leaves[index] = sent[start:end].to(tensor.dtype).view(tensor.shape)
+                leaves[index] = vector[start:end].to(dtype).view(shape)
             start = end
-    return tree_unflatten(leaves, structure)
+    return tree_unflatten(leaves, layout.structure)
 
 
 def fetch(values: Tensor) -> Tensor:

@@ -138,6 +138,11 @@ class EncoderConfig(FairseqDataclass):
     compile: bool = setting(
         False, "use torch.compile for the layers while training on a GPU (on a CPU they become slower)"
     )
+    cuda_graphs: bool = setting(
+        False,
+        "capture an update as a CUDA graph, which the host launches at once: for small models, whose kernels are faster than "
+        "the host (docs/speed.md)",
+    )
     deterministic: bool = setting(
         False,
         "on a GPU run only kernels that add in a fixed order: slower, and the same seed gives the same bits, as "
@@ -177,7 +182,7 @@ DROPOUTS = ("dropout", "attention_dropout", "activation_dropout")
 # place in recipes of pretraining.
 OF_FINE_TUNING = {"pooling": "first", "freeze_encoder": False}
 # Settings of an encoder that are not those of its weights, but of the process that trains or computes.
-OF_PROCESS = {*OF_FINE_TUNING, "_name", "activation_checkpointing", "compile"}
+OF_PROCESS = {*OF_FINE_TUNING, "_name", "activation_checkpointing", "compile", "cuda_graphs"}
 OF_PROCESS |= {"deterministic", "encoder_lr_scale", "kernels"}
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, List  # noqa: UP035 (fairseq reads the types of config classes, in typing's spelling)
 
+import numpy as np
 import torch
 from fairseq.dataclass import FairseqDataclass
 from fairseq.optim import FairseqOptimizer, register_optimizer
@@ -75,12 +76,18 @@ class GroupedAdam(FairseqOptimizer):
 
     def get_lr(self) -> float:
         """Return the schedule's learning rate, which is that of the heads."""
-        return self.param_groups[0]["lr"] / self.param_groups[0]["lr_scale"]
+        return self._lr
 
     def set_lr(self, lr: float) -> None:
-        """Set every group's share of the schedule's learning rate."""
+        """Set every group's share of the schedule's learning rate.
+
+        On a GPU it is rounded to float32: an update that is captured as a CUDA graph reads it from a float32 tensor there
+        (:mod:`amos_fairseq.run.graphs`), and an update that is not has the same bits.
+        """
+        self._lr = lr
         for group in self.param_groups:
-            group["lr"] = lr * group["lr_scale"]
+            rate = lr * group["lr_scale"]
+            group["lr"] = float(np.float32(rate)) if group["params"][0].is_cuda else rate
 
     def clip_grad_norm(self, max_norm: float, aggregate_norm_fn: Callable[[Tensor], Tensor] | None = None) -> Tensor:
         """Scale the gradients down to ``max_norm`` (0: do not) and return their norm before, a scalar on the device."""

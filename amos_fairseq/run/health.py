@@ -32,9 +32,13 @@ class FiniteUpdates(Hook):
     """
 
     def __init__(self) -> None:
-        self.outputs: list[dict[str, Any]] = []  # of the criterion, for each micro-batch of the update
+        # Under --fp16: of the criterion, for each micro-batch of the update.
+        self.outputs: list[dict[str, Any]] = []
 
     def after_trainer(self, trainer: Trainer) -> None:
+        if not trainer.cfg.common.fp16:
+            return
+
         def collect(criterion: Any, inputs: Any, result: Any) -> None:
             if criterion.training:
                 self.outputs.append(result[2])
@@ -49,9 +53,9 @@ class FiniteUpdates(Hook):
         what = f"the gradient, after the loss scale was lowered to its minimum ({reason}),"
         stop(trainer, trainer.get_num_updates() + 1, what, self.broken_losses())
 
-    def before_statistics(self, trainer: Trainer, norm: float | None) -> None:
+    def before_statistics(self, trainer: Trainer, norm: float | None, outputs: list[dict[str, Any]]) -> None:
         if norm is not None and not math.isfinite(norm):
-            stop(trainer, trainer.get_num_updates(), "the gradient", self.broken_losses())
+            stop(trainer, trainer.get_num_updates(), "the gradient", not_finite(outputs))
 
     def after_update(self, trainer: Trainer, logged: dict[str, Any] | None) -> None:
         """The gradient was finite; the loss may not be."""
@@ -136,7 +140,7 @@ class Divergence(Hook):
             saved = (extra_state or {}).get(self.STATE)
             self.recent.extend(filter(is_pair_of_floats, saved if isinstance(saved, list) else ()))
 
-    def before_statistics(self, trainer: Trainer, norm: float | None) -> None:
+    def before_statistics(self, trainer: Trainer, norm: float | None, outputs: list[dict[str, Any]]) -> None:
         self.norm = norm
 
     def after_update(self, trainer: Trainer, logged: dict[str, Any] | None) -> None:

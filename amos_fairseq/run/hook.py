@@ -44,8 +44,11 @@ class Hook:
     def scale_exhausted(self, trainer: Trainer, error: FloatingPointError) -> None:
         """``--fp16`` cannot lower its loss scale any more; afterwards fairseq's exception ends the run."""
 
-    def before_statistics(self, trainer: Trainer, norm: float | None) -> None:
-        """After the optimizer's step, before the update is logged; also for each validation batch, with None."""
+    def before_statistics(self, trainer: Trainer, norm: float | None, outputs: list[dict[str, Any]]) -> None:
+        """After the optimizer's step, before the update is logged; also for each validation batch, with the norm None.
+
+        ``outputs``: the criterion's, on the CPU: of each micro-batch, or on several ranks one with the sums over all.
+        """
 
     def after_update(self, trainer: Trainer, logged: dict[str, Any] | None) -> None:
         """Right after the optimizer's step and its statistics, before anything is validated or saved.

@@ -30,6 +30,7 @@ from amos_fairseq.compat.patching import Patch, Script
 from amos_fairseq.errors import UserError, report_user_errors
 from amos_fairseq.run import ending, schedule
 from amos_fairseq.run.ending import SaveSettings, Signals
+from amos_fairseq.run.graphs import Graphs
 from amos_fairseq.run.health import Collapse, CollapseSettings, Divergence, DivergenceSettings, FiniteUpdates
 from amos_fairseq.run.hook import Hook
 from amos_fairseq.run.kernels import Determinism, Kernels, Memory
@@ -45,6 +46,7 @@ HOOKS: tuple[type[Hook], ...] = (
     Precision,
     Signals,
     Kernels,
+    Graphs,
     FiniteUpdates,  # before Divergence: it names the loss, and a nan is no divergence
     Divergence,
     Collapse,
@@ -216,7 +218,9 @@ def train_step(stock: Callable[..., Any], trainer: Trainer, samples: list[Any], 
     """Make an update; a batch that does not fit into memory ends the run, which is an option of fairseq's trainer."""
     for hook in active:
         hook.before_update(trainer)
-    logged = stock(trainer, samples, raise_oom)
+    make_update = functools.partial(stock, trainer, samples, raise_oom)
+    graphs = getattr(trainer, "graphed_updates", None)
+    logged = make_update() if graphs is None else graphs.train_step(samples, make_update)
     for hook in active:
         hook.after_update(trainer, logged)
     return logged
@@ -240,7 +244,7 @@ def reduce_and_log_stats(
     logging_outputs, sample_size, norm = read
     device_reads.log_gradient_norm(trainer, norm)
     for hook in active:
-        hook.before_statistics(trainer, norm)
+        hook.before_statistics(trainer, norm, logging_outputs)
     return stock(trainer, logging_outputs, sample_size)
 
 

@@ -124,9 +124,14 @@ class CorpusTask(FairseqTask):
         fairseq seeds all ranks alike once per update: they would share dropout and Gumbel noise, and the noise of a
         micro-batch would depend on whether it comes first or second on its rank.
         """
+        sample = self.begin_step(sample, criterion, update_num)
+        return super().train_step(sample, model, criterion, optimizer, update_num, ignore_grad)
+
+    def begin_step(self, sample: dict[str, Any], criterion: Any, update_num: int) -> dict[str, Any]:
+        """Return :meth:`before_step`, and seed PyTorch's generators for this sample."""
         sample = self.before_step(sample, criterion, update_num)
         torch.manual_seed(noise_seed(Purpose.TRAINING_NOISE, self.cfg.seed, update_num, sample["first_id"]))
-        return super().train_step(sample, model, criterion, optimizer, update_num, ignore_grad)
+        return sample
 
     def before_step(self, sample: dict[str, Any], criterion: Any, update_num: int) -> dict[str, Any]:
         """Return the sample for the update after ``update_num`` others; what depends on that number alone resumes exactly."""

@@ -127,6 +127,8 @@ class CudaRules(TorchDispatchMode):
             self._check_indices(index for index in args[1] if isinstance(index, Tensor))
         if packet is aten.nll_loss_forward and args[0].device.type == "cuda":
             require(args[1].dtype == torch.int64, f"the targets of a loss are {args[1].dtype}, not torch.int64")
+        if function is aten._fused_adamw_.tensor_lr:
+            return None  # in place; PyTorch has a fake kernel for rates that are numbers alone
         result = function(*args, **(kwargs or {}))
         if packet in (aten._to_copy, aten.copy_):
             source = args[1] if packet is aten.copy_ else args[0]
@@ -161,11 +163,16 @@ def fake_cuda(capability: tuple[int, int] = (9, 0)) -> Iterator[FakeCuda]:
     """
     mode = FakeTensorMode()  # created first: it imports torch._dynamo, which inspects torch.cuda
     cuda = FakeCuda(mode)
-    reduce_and_log_stats = Trainer._reduce_and_log_stats
 
-    def reduce_real_numbers(*args: Any, **kwargs: Any) -> Any:
-        with unset_fake_temporarily():  # statistics are computed on the host, from fetched values
-            return reduce_and_log_stats(*args, **kwargs)
+    def on_real_numbers(function: Callable[..., Any]) -> Callable[..., Any]:
+        """For statistics, which are computed on the host from fetched values."""
+
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            with unset_fake_temporarily():
+                return function(*args, **kwargs)
+
+        return call
 
     with contextlib.ExitStack() as stack:
 
@@ -192,7 +199,8 @@ def fake_cuda(capability: tuple[int, int] = (9, 0)) -> Iterator[FakeCuda]:
 
             patch(varlen, "varlen_attn", functools.partial(checked_varlen_attention, varlen.varlen_attn))
         patch(device_reads, "fetch", cuda.fetch)
-        patch(Trainer, "_reduce_and_log_stats", reduce_real_numbers)
+        patch(device_reads, "split", on_real_numbers(device_reads.split))
+        patch(Trainer, "_reduce_and_log_stats", on_real_numbers(Trainer._reduce_and_log_stats))
         stack.enter_context(mode)
         stack.enter_context(CudaRules(cuda))
         # A constant made inside the mode keeps its value, so fairseq can test it without a device.

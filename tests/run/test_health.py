@@ -48,7 +48,7 @@ def finite_updates(monkeypatch: pytest.MonkeyPatch) -> FiniteUpdates:
 
 
 def trainer(optimizer: Any, loss: float) -> Any:
-    hooks.active[0].outputs = [{"loss": torch.tensor(loss), "mlm_loss_8": torch.tensor(loss)}]
+    hooks.active[0].outputs = outputs_of(loss)  # as under --fp16
     return SimpleNamespace(
         optimizer=optimizer,
         is_fsdp=False,
@@ -60,19 +60,23 @@ def trainer(optimizer: Any, loss: float) -> Any:
     )
 
 
-def update(made: Any) -> dict[str, Any]:
+def outputs_of(loss: float) -> list[dict[str, Any]]:
+    return [{"loss": torch.tensor(loss), "mlm_loss_8": torch.tensor(loss)}]
+
+
+def update(made: Any, loss: float) -> dict[str, Any]:
     """The calls of fairseq's trainer with the gradient's norm in an update; returns the logged values."""
     norm = Trainer.clip_grad_norm(made, 2.0)
     assert torch.isfinite(norm)  # fairseq looks at it before the optimizer's step
     with metrics.aggregate(new_root=True) as logged:
-        Trainer._reduce_and_log_stats(made, [], 1.0, norm)
+        Trainer._reduce_and_log_stats(made, outputs_of(loss), 1.0, norm)
     return logged.get_smoothed_values()
 
 
 def test_float32_and_bf16_stop_in_the_same_update() -> None:
     """Behind the optimizer's step, which the trainer has counted; at an infinite loss with a finite gradient, too."""
     with pytest.raises(UserError, match=r"update 11: the gradient is not finite \(mlm_loss_8 = nan; no loss scale\)"):
-        update(trainer(Optimizer(NAN), NAN))
+        update(trainer(Optimizer(NAN), NAN), NAN)
     after = trainer(Optimizer(1.5), 3.0)
     hook = FiniteUpdates()
     hook.after_update(after, {"loss": 3.0, "mlm_loss_8": 2.0})
