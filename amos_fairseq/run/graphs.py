@@ -176,6 +176,7 @@ class GraphedUpdates:
     def update(self) -> tuple[list[Tensor], device_reads.Layout]:
         """Do what the graph contains; return what the host reads after it, and how to split that."""
         trainer = self.trainer
+        trainer.criterion.train()
         trainer.zero_grad()
         sample = trainer._fp_convert_sample(self.sample)
         _, size, output = FairseqTask.train_step(
