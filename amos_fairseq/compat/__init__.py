@@ -10,6 +10,7 @@ from amos_fairseq.compat.patching import (
     hide_broken_torchaudio,
     open_without_reading,
     share_config_store,
+    seed_update,
     shared_parameters,
     silence_harmless_warnings,
 )
@@ -69,6 +70,9 @@ PATCHES = {
     "Every rank reads the whole corpus": (Patch(indexed_dataset, "_warmup_mmap_file", open_without_reading),),
     "The log says of every absent bias that it is shared with the first one": (
         Patch(trainer, "_catalog_shared_params", shared_parameters),
+    ),
+    "Before every update all states of generators are read, and seeds of devices prepared that are not there": (
+        Patch(Trainer, "_set_seed", seed_update),
     ),
     "For each composition Hydra copies every class that fairseq has registered": (
         Patch(CachingConfigRepository, "__init__", share_config_store),

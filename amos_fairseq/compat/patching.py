@@ -21,6 +21,7 @@ from enum import Enum
 from types import ModuleType
 from typing import Any, NamedTuple
 
+import torch
 from hydra._internal.config_repository import CachingConfigRepository, IConfigRepository
 from hydra.core.config_store import ConfigStore
 from torch.nn import Module, Parameter
@@ -161,6 +162,24 @@ def shared_parameters(stock: Callable[..., Any], model: Module) -> list[list[str
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(parameter, []).append(name)
     return [shared for shared in names.values() if len(shared) > 1]
+
+
+def seed_update(stock: Callable[..., Any], trainer: Any) -> None:
+    """Seed the generators for an update, without reading their states first."""
+    seed_generators(trainer.cfg.common.seed + trainer.get_num_updates())
+
+
+def seed_generators(seed: int) -> None:
+    """Seed PyTorch's generators on the CPU and on CUDA.
+
+    ``torch.manual_seed`` does the same, and prepares the seeds of other kinds of devices, each with a text of the call stack.
+    """
+    if torch.version.cuda is None or torch.cuda.is_initialized():
+        torch.default_generator.manual_seed(seed)
+        if torch.cuda.is_initialized():
+            torch.cuda.manual_seed_all(seed)
+    else:  # CUDA may start later
+        torch.manual_seed(seed)
 
 
 def stop_readers() -> None:

@@ -18,7 +18,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from amos_fairseq.functional.replaced_token_detection import (
     StateSpread,
     auc_from_histograms,
-    logit_histogram,
+    logit_histograms,
     state_spread,
     state_sums,
 )
@@ -27,6 +27,7 @@ from amos_fairseq.modules.heads import TokenPredictions
 from amos_fairseq.setting_checks import setting
 
 SUMMED = ("_scored", "_predicted_positive", "_replaced", "_true_positives", "_squared_deviations")
+SUMMED_HISTOGRAMS = ("_replaced_logits", "_original_logits")
 
 
 @dataclass
@@ -73,26 +74,35 @@ def detection_terms(
     return loss, sums if training else sums | spread_sums(output.rtd_states, is_real)
 
 
-def detection_sums(logits: Tensor, replaced: Tensor, is_real: Tensor) -> dict[str, Tensor]:
-    """Compute sums over the real tokens of a batch, which add up over batches and ranks.
+def detection_sums(logits: Tensor, replaced: Tensor, is_scored: Tensor) -> dict[str, Tensor]:
+    """Compute sums over the scored tokens of a batch, which add up over batches and ranks; :func:`detection_counts` reads them.
+
+    Everything that can be counted is in one histogram, because the host launches each operator here in every update.
 
     Args:
         logits: [B,T] float, positive for "replaced".
         replaced: [B,T] bool.
-        is_real: [B,T] bool, False at padding and at every other token that is not scored.
+        is_scored: [B,T] bool, False at padding and at every other token that is not scored.
     """
-    predicted_positive = (logits > 0) & is_real
-    replaced = replaced & is_real
-    count = is_real.sum()
-    mean = (logits.double() * is_real).sum() / count.clamp(min=1)
+    mean = (logits.double() * is_scored).sum() / is_scored.sum().clamp(min=1)
     return {
-        "_scored": count,
-        "_predicted_positive": predicted_positive.sum(),
-        "_replaced": replaced.sum(),
-        "_true_positives": (predicted_positive & replaced).sum(),
-        "_squared_deviations": ((logits - mean).square() * is_real).sum(),
-        "_replaced_logits": logit_histogram(logits, replaced),
-        "_original_logits": logit_histogram(logits, is_real & ~replaced),
+        "_logits": logit_histograms(logits, replaced + 2 * (logits > 0), 4, is_scored),
+        "_squared_deviations": ((logits - mean).square() * is_scored).sum(),
+    }
+
+
+def detection_counts(histograms: Tensor) -> dict[str, Any]:
+    """Return the counts of :data:`SUMMED` and the histograms of :data:`SUMMED_HISTOGRAMS` from ``_logits`` [4,400], whose rows
+    are original and replaced tokens with a logit up to 0, then those with one above 0.
+    """
+    counts = histograms.sum(1).tolist()
+    return {
+        "_scored": sum(counts),
+        "_predicted_positive": counts[2] + counts[3],
+        "_replaced": counts[1] + counts[3],
+        "_true_positives": counts[3],
+        "_replaced_logits": histograms[1] + histograms[3],
+        "_original_logits": histograms[0] + histograms[2],
     }
 
 
@@ -116,14 +126,15 @@ def log_detection(totals: dict[str, Any], num_masked: float) -> None:
     The sums are logged under names that fairseq hides, so rates over many updates are rates of sums. If the label is not
     "differs from the original", ``_changed`` counts the tokens that differ.
     """
-    num_scored = float(totals["_scored"])
+    totals = totals | detection_counts(totals["_logits"].cpu())
+    num_scored = totals["_scored"]
     metrics.log_scalar("rtd_loss", float(totals["rtd_loss"]) / num_scored if num_scored else 0.0, num_scored, round=4)
     for key in SUMMED:
         metrics.log_scalar_sum(key, float(totals[key]))
     metrics.log_scalar_sum("_changed", float(totals.get("_changed", totals["_replaced"])))
     metrics.log_scalar_sum("_masked", num_masked)
-    for key in ("_replaced_logits", "_original_logits"):
-        metrics.log_scalar_sum(key, totals[key].cpu())
+    for key in SUMMED_HISTOGRAMS:
+        metrics.log_scalar_sum(key, totals[key])
 
     metrics.log_derived("replaced", lambda meters: ratio(meters, "_changed", "_masked"))
     metrics.log_derived("rtd_acc", accuracy)

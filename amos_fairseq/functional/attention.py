@@ -263,8 +263,8 @@ def fast_attention(heads: Tensor, bias: AttentionBias, dropout: float, rotation:
         return cpu_attention(heads, bias.learned, bias.fixed, dropout, rotation)
     if rotation is not None:
         heads = rotate_queries_and_keys(heads, rotation)
-    # Unbind query, key and value without a permutation: autograd then writes the three gradients into one packed [B,T,3,H,d].
-    # After a permutation it would stack them in another order and copy the result.
+    # Unbind query, key and value without a permutation: autograd then stacks the three gradients to one packed [B,T,3,H,d],
+    # in one kernel. After a permutation it would stack them in another order and copy the result.
     query, key, value = (part.transpose(1, 2) for part in heads.unbind(2))  # each [B,H,T,d]
     return fused_attention(query, key, value, as_attention_mask(bias, heads.dtype), dropout, backend).transpose(1, 2)
 

@@ -25,22 +25,23 @@ LOGIT_SCALE = 4.0
 EQUAL_LOGITS = 0.01
 
 
-def logit_histogram(logits: Tensor, weights: Tensor) -> Tensor:
-    """Count the logits in each of 400 bins over all real numbers, narrow around 0.
+def logit_histograms(logits: Tensor, kinds: Tensor, num_kinds: int, weights: Tensor) -> Tensor:
+    """Count the logits of each kind in each of 400 bins over all real numbers, narrow around 0.
 
     Histograms add up over batches, ranks and updates.
 
     Args:
         logits: [...] float. nan counts as 0: after an overflow the loss must stop or skip the update, not the statistics.
+        kinds: [...] int64 from 0 to ``num_kinds`` - 1.
         weights: [...] 0 or 1 of any dtype; entries of weight 0 are not counted.
 
     Returns:
-        [400] float64, exact whole numbers (a float can be summed with all other statistics).
+        [num_kinds,400] float64, exact whole numbers (a float can be summed with all other statistics).
     """
     position = (softsign(logits.detach().float().nan_to_num() / LOGIT_SCALE) + 1) * (NUM_BINS / 2)
-    bins = position.clamp(0, NUM_BINS - 1).long().flatten()
-    counts = torch.zeros(NUM_BINS, dtype=torch.float64, device=logits.device)
-    return counts.index_add(0, bins, weights.flatten().to(torch.float64))
+    bins = position.clamp(0, NUM_BINS - 1).long() + kinds * NUM_BINS
+    counts = torch.zeros(num_kinds * NUM_BINS, dtype=torch.float64, device=logits.device)
+    return counts.index_add(0, bins.flatten(), weights.flatten().to(torch.float64)).view(num_kinds, NUM_BINS)
 
 
 def auc_from_histograms(positive: Tensor, negative: Tensor) -> float:

@@ -396,6 +396,13 @@ class PretrainingModel(BaseFairseqModel, abc.ABC):
             if name in state_dict and state_dict[name].shape == shape:
                 setattr(self, name, torch.zeros_like(state_dict[name], device=self.embed_tokens.weight.device))
 
+    def train(self, mode: bool = True) -> "PretrainingModel":
+        """Change the mode. fairseq does it twice an update, and a walk over all modules takes the host a millisecond."""
+        return self if self.training == mode else super().train(mode)
+
+    def set_num_updates(self, num_updates: int) -> None:
+        """Do nothing: a model whose modules depend on the number overrides it. fairseq would ask every module."""
+
     def max_positions(self) -> int:
         return self.cfg.max_positions
 

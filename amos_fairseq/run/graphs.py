@@ -141,7 +141,7 @@ class GraphedUpdates:
             rate.fill_(group["lr"])
         joined, layout = self.graph.replay()
         trainer.set_num_updates(trainer.get_num_updates() + 1)
-        if trainer.cuda_env is not None:
+        if trainer.cuda_env is not None:  # the hook Memory says when
             log_free_memory(trainer)
         output, norm = device_reads.split([device_reads.fetch(tensor) for tensor in joined], layout)
         logged = trainer._reduce_and_log_stats([output], float(sample["num_masked"]), norm)
@@ -189,8 +189,7 @@ class GraphedUpdates:
 
 
 def log_free_memory(trainer: Trainer) -> None:
-    """Log what fairseq logs, once for each line of the log: PyTorch's statistics of memory take the host a long time."""
-    if trainer.get_num_updates() % trainer.cfg.common.log_interval == 0:
-        used = torch.cuda.max_memory_allocated() / 2**30
-        torch.cuda.reset_peak_memory_stats()
-        metrics.log_scalar("gb_free", trainer.cuda_env.total_memory_in_GB - used, priority=1500, round=1, weight=0)
+    """Log what fairseq's ``train_step`` logs."""
+    used = torch.cuda.max_memory_allocated() / 2**30
+    torch.cuda.reset_peak_memory_stats()
+    metrics.log_scalar("gb_free", trainer.cuda_env.total_memory_in_GB - used, priority=1500, round=1, weight=0)

@@ -134,8 +134,21 @@ def _explained(setting: str, tools: str, other: str) -> Iterator[None]:
 
 
 class Memory(Hook):
-    """On a CPU, keep the memory that a rank frees."""
+    """On a CPU, keep the memory that a rank frees; on a GPU, log how much is free once for each line of the log.
+
+    fairseq asks for it in every update, and PyTorch's statistics of memory take the host a long time.
+    """
+
+    def __init__(self) -> None:
+        self.gpu: Any = None  # fairseq's description, whose total the trainer needs to log what is free
 
     def before_rank(self, cfg: Any) -> None:
         if visible_gpus(cfg) == 0:
             keep_freed_memory()
+
+    def after_trainer(self, trainer: Trainer) -> None:
+        self.gpu = trainer.cuda_env
+
+    def before_update(self, trainer: Trainer) -> None:
+        is_logged = (trainer.get_num_updates() + 1) % trainer.cfg.common.log_interval == 0
+        trainer.cuda_env = self.gpu if is_logged else None

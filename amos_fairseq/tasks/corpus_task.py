@@ -10,6 +10,7 @@ from fairseq.data import Dictionary
 from fairseq.tasks import FairseqTask
 
 from amos_fairseq.compat.distribution import from_first_rank
+from amos_fairseq.compat.patching import seed_generators
 from amos_fairseq.data.block_iterator import BlockBatchIterator, blocks_per_batch, equal_batches, whole_updates
 from amos_fairseq.data.corpus import Vocabulary
 from amos_fairseq.data.seeding import Purpose, noise_seed
@@ -130,7 +131,7 @@ class CorpusTask(FairseqTask):
     def begin_step(self, sample: dict[str, Any], criterion: Any, update_num: int) -> dict[str, Any]:
         """Return :meth:`before_step`, and seed PyTorch's generators for this sample."""
         sample = self.before_step(sample, criterion, update_num)
-        torch.manual_seed(noise_seed(Purpose.TRAINING_NOISE, self.cfg.seed, update_num, sample["first_id"]))
+        seed_generators(noise_seed(Purpose.TRAINING_NOISE, self.cfg.seed, update_num, sample["first_id"]))
         return sample
 
     def before_step(self, sample: dict[str, Any], criterion: Any, update_num: int) -> dict[str, Any]:

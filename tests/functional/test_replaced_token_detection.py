@@ -16,7 +16,7 @@ from amos_fairseq.criterions.pretraining import detection_losses, detection_sums
 from amos_fairseq.functional.replaced_token_detection import (
     auc_from_histograms,
     baseline_losses,
-    logit_histogram,
+    logit_histograms,
     policy_losses,
     state_spread,
     state_sums,
@@ -26,7 +26,8 @@ from amos_fairseq.models.pretraining import PretrainingBatch
 
 
 def auc(logits: torch.Tensor, replaced: torch.Tensor) -> float:
-    return auc_from_histograms(logit_histogram(logits, replaced), logit_histogram(logits, ~replaced))
+    original, positive = logit_histograms(logits, replaced.long(), 2, torch.ones_like(replaced))
+    return auc_from_histograms(positive, original)
 
 
 def calibrated(d_prime: float, share: float = 0.13, size: int = 20_000) -> tuple[torch.Tensor, torch.Tensor]:
