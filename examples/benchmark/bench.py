@@ -7,7 +7,8 @@ Pretraining: a step is forward, backward, clipping, optimizer and statistics of 
 random tokens), run by fairseq's own trainer. All models take turns, a step each, on the same batches, after a warm-up: a
 disturbance of the machine slows all of them. Ratios are taken within a round. Peers: reference is this model with
 model.kernels=reference; hf is Hugging Face's ELECTRA (for mlm, its masked language model) of the same sizes at its best;
-KEY=VALUE is this model with one more setting, such as model.kernels=triton or model.compile=true.
+KEY=VALUE is this model with one more setting, such as model.kernels=triton or model.cuda_graphs=true; KEY=VALUE,KEY=VALUE with
+several.
 
 Fine-tuning (--fine-tuning): updates of a classifier in rows/s, with random batches and with batches of similar length, beside a
 plain loop with Hugging Face's ELECTRA on the same rows, in float32.
@@ -19,6 +20,7 @@ import dataclasses
 import json
 import os
 import platform
+import re
 import statistics
 import sys
 import time
@@ -95,14 +97,13 @@ def build_contestants(setup: Setup, peers: Sequence[str]) -> list[Contestant]:
         if peer == "hf":
             contestants.append(hugging_face(setup))
             continue
-        key, is_setting, value = ("model.kernels" if peer == "reference" else peer).partition("=")
-        if peer != "reference" and not is_setting:
+        if peer != "reference" and "=" not in peer:
             raise UserError(f"--peer {peer} is unknown: give reference, hf or KEY=VALUE")
         changed = setup.cfg.copy()
         OmegaConf.set_struct(changed, True)
-        override = f"{key}=reference" if peer == "reference" else f"{key}={value}"
+        overrides = re.split(r",(?=[\w.]+=)", "model.kernels=reference" if peer == "reference" else peer)
         try:
-            changed.merge_with_dotlist([override])
+            changed.merge_with_dotlist(overrides)
         except OmegaConfBaseException as error:  # an unknown key, or a value of another type
             raise UserError(f"--peer {peer}: {str(error).splitlines()[0]}") from error
         changed = dataclasses.replace(setup, cfg=changed)

@@ -150,6 +150,22 @@ class FairseqStep:
         yield from moments_of(optimizer.optimizer)
 
 
+class EagerGraph:
+    """Takes the place of :class:`amos_fairseq.run.graphs.CudaGraph` on a CPU: it calls the captured function again.
+
+    That is what a graph does, as far as the Python values of the function are those of its capture.
+    """
+
+    replays = 0
+
+    def __init__(self, work: Callable[[], Any]) -> None:
+        self.work = work
+
+    def replay(self) -> Any:
+        type(self).replays += 1
+        return self.work()
+
+
 def tensors_of(module: nn.Module) -> Iterator[Tensor]:
     """Yield parameters, their gradients, and buffers."""
     for parameter in module.parameters():

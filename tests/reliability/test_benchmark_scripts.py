@@ -46,7 +46,7 @@ def test_fifteen_minutes_on_a_cpu(tmp_path: Path, binarized_corpus: Path) -> Non
     assert result.returncode == 0, report
     parts = re.findall(r"^## (\w+): status (\d+)", report, re.MULTILINE)
     objectives = ("mlm", "electra", "amos")
-    names = ["versions", "updates", "train", "resume", "speed", "curves"]
+    names = ["versions", "updates", "train", "resume", "graphs", "speed", "curves"]
     names += [f"{part}_{objective}" for part in ("learn", "weights") for objective in objectives]
     assert sorted(parts) == sorted((name, "0") for name in names)
     for recipe in ("amos_tiny", "electra_tiny", "electric_tiny", "mlm_tiny", "teams_tiny"):

@@ -13,11 +13,10 @@ from typing import Any
 import eager_graphs
 import pytest
 import torch
-from eager_graphs import EagerGraph
 from fairseq.logging import metrics
 from interrupted_run import assert_same_bits, assert_same_run, flags_command, killed_at, run_to_end
 from omegaconf import OmegaConf
-from training_step import FairseqStep, random_batches, set_up
+from training_step import EagerGraph, FairseqStep, random_batches, set_up
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.flops import read_configuration

@@ -15,12 +15,19 @@ from gpu_workload import first_line
 
 SHORT = "--steps 8 --warmup 4 --precision bf16 --device cuda"
 BASE = "--vocabulary-size 32768"
+GRAPH = "model.cuda_graphs=true"
+GRAPHS = (
+    f"{GRAPH} {GRAPH},model.kernels=triton {GRAPH},model.compile=true {GRAPH},model.kernels=triton,model.compile=true"
+)
 CASES = {
     "cuda": (
         f"amos_base --set dataset.batch_size=64 {BASE} --peer model.kernels=fast",
         f"electra_base --set dataset.batch_size=64 {BASE} --peer hf model.kernels=triton",
         f"electra_modern_base --set dataset.batch_size=64 {BASE} --peer hf",
-        f"electra_small --set dataset.batch_size=128 {BASE} --peer hf model.kernels=triton model.compile=true",
+        f"electra_small --set dataset.batch_size=128 {BASE} --peer hf {GRAPHS}",
+        f"electra_small --set dataset.batch_size=256 {BASE} --peer {GRAPHS}",
+        f"electra_modern_mini --set dataset.batch_size=256 {BASE} --peer {GRAPHS}",
+        f"amos_small --set dataset.batch_size=128 {BASE} --peer {GRAPHS}",
         f"amos_base --set dataset.batch_size=64 {BASE} --peer model.compile=true",
     ),
     "cpu": (

@@ -1,4 +1,6 @@
-"""Checks of fifteen_minutes.sh besides the tests: ``updates`` of every base recipe; ``resume``, bit by bit. Prints Markdown.
+"""Checks of fifteen_minutes.sh besides the tests: ``updates`` of every base recipe; ``resume`` and ``graphs``, bit by bit.
+
+They print Markdown.
 
 ``weights`` writes those of a run without the state of its optimizer, in bfloat16: a file that is small enough to travel.
 """
@@ -23,15 +25,19 @@ from fairseq.logging import metrics
 from gpu_workload import first_line
 from torch import Tensor
 from torch.utils import benchmark
-from training_step import FairseqStep, held_bytes, random_batches, set_up, step_peak
+from training_step import EagerGraph, FairseqStep, held_bytes, random_batches, set_up, step_peak
 
 from amos_fairseq.errors import UserError, report_user_errors
 from amos_fairseq.recipes import RECIPES
+from amos_fairseq.run.graphs import CudaGraph, GraphedUpdates
 
 # Sequences of an update: enough to run every kernel, and small compared with the memory of any GPU.
 SEQUENCES = 8
 VOCABULARY = 32_768
 UPDATES, SAVED_AT = 8, 4
+# Of small models, which are those that CUDA graphs are for.
+GRAPHED = ("electra_small", "electra_modern_mini", "amos_small", "amos_small model.kernels=triton")
+GRAPHED_UPDATES = 12
 
 
 def updates(device: torch.device, kernels: str) -> None:
@@ -100,6 +106,52 @@ def resume(device: torch.device, recipe: str, precision: str, kernels: str) -> N
     print(f"{text}{'the same bits' if largest == 0 else f'OTHER bits, by at most {largest:.3g}'}")
     if largest:
         raise UserError("the resumed run differs from the uninterrupted one")
+
+
+def graphs(device: torch.device) -> None:
+    """Train 12 updates twice without and once with ``model.cuda_graphs``, and compare all tensors and logged values bit by bit.
+
+    All with ``model.deterministic=true``. If the two without differ, the third says nothing.
+    """
+    on_gpu, different = device.type == "cuda", []
+    print(
+        "| recipe | repeated without graphs | with graphs | seconds of the last update without, with |\n|---|---|---|---|"
+    )
+    for case in GRAPHED if on_gpu else ("electra_tiny dataset.batch_size=2", "amos_tiny dataset.batch_size=2"):
+        first, second, third = (graphed_updates(case, device, graphed) for graphed in (False, False, True))
+        words = [describe_difference(first, other) for other in (second, third)]
+        different += [case for word in words if word != "the same bits"]
+        print(f"| {case} | {words[0]} | {words[1]} | {first['seconds']:.4f}, {third['seconds']:.4f} |", flush=True)
+    if different:
+        raise UserError(f"updates with other bits: {', '.join(dict.fromkeys(different))}")
+
+
+def graphed_updates(case: str, device: torch.device, graphed: bool) -> dict[str, object]:
+    """Return the tensors behind 12 updates, what each logged, and the time of the last one."""
+    metrics.reset()
+    recipe, *settings = case.split()
+    settings += ["model.deterministic=true", "lr_scheduler.warmup_updates=4"]
+    setup = set_up(recipe, settings, "bf16", device.type, VOCABULARY if device.type == "cuda" else 500)
+    step, batches = FairseqStep(setup), random_batches(setup)
+    if graphed:
+        step.trainer.graphed_updates = GraphedUpdates(step.trainer, CudaGraph if device.type == "cuda" else EagerGraph)
+    logged, start = [], 0.0
+    for update in range(GRAPHED_UPDATES):
+        start = benchmark.timer()  # waits for a GPU
+        with metrics.aggregate(new_root=True):
+            values = step.trainer.train_step([batches[update % len(batches)]])
+        logged.append({key: str(value) for key, value in values.items() if key not in ("ups", "gb_free")})
+    seconds = benchmark.timer() - start
+    return {"tensors": [tensor.detach().cpu() for tensor in step.state()], "logged": logged, "seconds": seconds}
+
+
+def describe_difference(one: dict[str, object], other: dict[str, object]) -> str:
+    pairs = list(zip(one["tensors"], other["tensors"], strict=False))
+    largest = max((left.double() - right.double()).abs().max().item() for left, right in pairs)
+    updates = [number for number, (a, b) in enumerate(zip(one["logged"], other["logged"], strict=True), 1) if a != b]
+    if not largest and not updates:
+        return "the same bits"
+    return f"OTHER bits, by at most {largest:.3g}; logged otherwise first at update {updates[0] if updates else '-'}"
 
 
 def training_settings(
@@ -189,7 +241,7 @@ def tensors_of(checkpoint: Path) -> dict[str, torch.Tensor]:
 @report_user_errors()
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=("updates", "resume", "weights"))
+    parser.add_argument("what", choices=("updates", "resume", "graphs", "weights"))
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
     parser.add_argument("--kernels", choices=("fast", "triton"), default="fast", help="model.kernels")
     parser.add_argument("--recipe", help="of resume (default: amos_base, amos_tiny on a CPU)")
@@ -201,6 +253,8 @@ def main() -> int:
     recipe = arguments.recipe or ("amos_base" if device.type == "cuda" else "amos_tiny")
     if arguments.what == "updates":
         updates(device, kernels)
+    elif arguments.what == "graphs":
+        graphs(device)
     elif arguments.what == "weights":
         write_weights(arguments.run, arguments.out)
     else:

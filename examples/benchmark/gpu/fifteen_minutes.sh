@@ -10,7 +10,8 @@
 #   PYTHON=python3                  the machine's Python
 #   LIMIT=575                       seconds until the end; 290 for a rehearsal
 #   OBJECTIVES="mlm electra amos"   those that learn, all at the same time
-#   LEARN=                          more settings of these runs
+#   LEARNED=modern_mini             the second part of the names of their recipes
+#   LEARN=                          more settings of these runs, such as model.cuda_graphs=true
 #   WORK=                           folder for unpacked packages, text and runs (default: a new one in /tmp)
 set -uo pipefail
 
@@ -104,6 +105,7 @@ if runs right; then
     part train "$MOST" bash -c 'smoke "$@"' _ ${ON_CPU[@]+"${ON_CPU[@]}"} -- "amos_$SIZE" "electra_$SIZE" \
         "electra_modern_${SIZE/tiny/mini}" &
     part resume $((MOST + 60)) "$PYTHON" "$HERE/correct.py" resume --device "$DEVICE" &
+    part graphs "$MOST" "$PYTHON" "$HERE/correct.py" graphs --device "$DEVICE" &
     if [ "$DEVICE" = cuda ]; then
         # Interrupted before its time is over, pytest prints the failures so far.
         part tests "$MOST" timeout -s INT $((MOST - 10)) env --default-signal=INT "$PYTHON" -m pytest "$ROOT/tests/gpu" -n 6 -q \
@@ -137,7 +139,7 @@ if runs learn && [ "$LEFT" -lt 100 ]; then
 elif runs learn; then
     SETTINGS=("lr_scheduler.minutes=$(awk "BEGIN { print ($LEFT - 70) / 60 }")" common.log_interval=100
         checkpoint.save_interval_updates=0 task.save_interval_minutes=0 dataset.validate_interval_updates=2000)
-    LEARNED=modern_mini
+    : "${LEARNED:=modern_mini}"
     if [ "$DEVICE" = cuda ]; then
         # Small updates would leave the GPU idle: eight times the batch of the recipe, twice its rate.
         SETTINGS+=(dataset.batch_size=256 'optimization.lr=[0.002]' dataset.num_workers=2)
