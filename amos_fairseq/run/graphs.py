@@ -68,7 +68,7 @@ class Graphs(Hook):
 
 
 def refusal(trainer: Trainer) -> str | None:
-    """Return why no update of this run can be captured, to follow "no graph is captured"; None if they can be."""
+    """Return why no update of this run can be captured, to follow "no update is captured"; None if they can be."""
     cfg = trainer.cfg
     setting = lambda name: OmegaConf.select(cfg, name)  # noqa: E731
     reasons = {
