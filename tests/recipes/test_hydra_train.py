@@ -1,4 +1,4 @@
-"""``fairseq-hydra-train`` and ``amos train``: they train, continue the same run, and refuse what the flags refuse."""
+"""``fairseq-hydra-train`` and ``amos train``: they train and continue the same run."""
 
 import os
 import re
@@ -23,26 +23,20 @@ SMALLER = shlex.split(
 )
 
 
-@pytest.fixture
-def checkout(tmp_path: Path) -> Path:
-    """A copy of the checkout for the files of the runs."""
-    for name in ("amos_fairseq", "examples"):
-        (tmp_path / name).symlink_to(ROOT / name)
-    return tmp_path
-
-
-def hydra_train(checkout: Path, *overrides: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess:
+def hydra_train(checkout: Path, *overrides: str) -> subprocess.CompletedProcess:
     """Run the command in ``checkout``."""
-    return run_module("fairseq_cli.hydra_train", [*COMMAND, *SMALLER, *overrides], checkout, env)
+    return run_module("fairseq_cli.hydra_train", [*COMMAND, *SMALLER, *overrides], checkout)
 
 
 @pytest.mark.slow
-def test_same_command_continues_the_run_bit_for_bit(checkout, binarized_corpus, tmp_path_factory) -> None:
+def test_same_command_continues_the_run_bit_for_bit(tmp_path, binarized_corpus, tmp_path_factory) -> None:
     """The run without an interruption is one of ``amos train`` in a folder without a checkout, with a recipe of that folder.
 
     The first half names the precision, and the second one has the recipe's ``auto``, which keeps it on any processor.
     """
-    data = f"task.data={binarized_corpus}"
+    checkout, data = tmp_path, f"task.data={binarized_corpus}"
+    for name in ("amos_fairseq", "examples"):
+        (checkout / name).symlink_to(ROOT / name)
     elsewhere = tmp_path_factory.mktemp("with a space")
     (elsewhere / "mine.yaml").write_text(
         "# @package _global_\ndefaults: [/fairseq/defaults@_global_, /amos_tiny, _self_]\ncheckpoint: {save_dir: runs/whole}\n"
