@@ -145,7 +145,7 @@ def restore_checkpoint(file: Path, state: dict[str, Any], tokenizer: CheckpointP
     settings.freeze_encoder = False  # that was for one training
     if str(settings.kernels) == "triton":  # which needs a C compiler: only a training asks for it, and tries it first
         settings.kernels = "fast"
-    task_state = state.get("task_state") or {}
+    task_state = state["task_state"]
     run_tokenizer = read_tokenizer(file, tokenizer, task_state)
     dictionary = dictionary_of(run_tokenizer)
     model = restore_model(file, settings, state["model"], dictionary)
@@ -208,7 +208,7 @@ def read_state(file: Path) -> dict[str, Any]:
     """
     state = read_header(str(file))
     num_updates_of(str(file), state)
-    task_state_of(str(file), state)
+    task_state = task_state_of(str(file), state)
     sections, weights = state.get("cfg"), state.get("model")
     sections = sections.items() if isinstance(sections, dict) else ()
     cfg = {name: vars(part) if isinstance(part, argparse.Namespace) else part for name, part in sections}
@@ -225,7 +225,7 @@ def read_state(file: Path) -> dict[str, Any]:
     if odd is not None:
         raise UserError(f"{file} contains a setting that no run has ({reprlib.repr(odd)}): give it as it was saved")
     check_saved_settings(file, cfg)
-    return {**state, "cfg": cfg}
+    return {**state, "cfg": cfg, "task_state": task_state}
 
 
 def _is_odd(value: Any) -> bool:
@@ -277,7 +277,7 @@ def load_generator(
         for path in cfg.generator_checkpoint.split(os.pathsep):
             file = checkpoint_file(Path(path))
             state = read_state(file)
-            if compares_tokens and _tokens_of(file, state.get("task_state") or {}) != dictionary.symbols:
+            if compares_tokens and _tokens_of(file, state["task_state"]) != dictionary.symbols:
                 raise UserError(
                     f"{file} has other tokens than the corpus, or no {TOKENIZER_DIRECTORY} beside it: copy the whole SAVE_DIR "
                     f"of that run, and binarize the text with its {TOKENIZER_DIRECTORY} (amos prepare --tokenizer)"

@@ -19,7 +19,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from amos_fairseq.checkpoint_files import checkpoint_file, task_state_of
+from amos_fairseq.checkpoint_files import checkpoint_file
 from amos_fairseq.checkpoints.read import import_source, parent_of, read_state, read_tokenizer
 from amos_fairseq.errors import UserError
 from amos_fairseq.experiments import recipe_names
@@ -98,14 +98,13 @@ def read_pretrained_checkpoint(checkpoint: str | Path, from_scratch: bool = Fals
     if model.get("pooler_activation_fn") == LINEAR_HEAD:
         del model["pooler_activation_fn"]
     num_updates = int(header["optimizer_history"][-1]["num_updates"])
-    state = task_state_of(str(file), header)
     source, parent = import_source(header["cfg"]["task"]), parent_of(header["cfg"])
     with contextlib.suppress(UserError):  # the run before may be gone, or replaced
         first = import_source(read_state(Path(parent))["cfg"]["task"]) if os.path.isfile(parent) else ""
         if first and not source:
             source = f"{first}, then {num_updates:,} updates ({settings['_name']})"
     sha256, arch = file_sha256(file), settings["_name"]
-    return PretrainedCheckpoint(file, sha256, arch, model, state, num_updates, from_scratch, source)
+    return PretrainedCheckpoint(file, sha256, arch, model, header["task_state"], num_updates, from_scratch, source)
 
 
 @dataclass(frozen=True)

@@ -176,7 +176,7 @@ def load_recipe(
     if overrides and "min_updates" in overrides:
         overrides = overrides | {"min_updates_per_label": 0}
     path = recipe_file(name)
-    content = _read_sections(path, name, width)
+    content = _with_numbers(_read_sections(path, name), width)
     sizes = content["sizes"]
     if unknown := sizes.keys() - SIZE_WIDTHS:
         raise UserError(f"{path}: sizes: {unknown.pop()} must be small, base or large")
@@ -207,11 +207,11 @@ class RecipeFile:
     extends: str = ""
 
 
-def _read_sections(path: Path, name: str, width: int) -> dict[str, Any]:
-    """Return the sections of a recipe, those that it extends among them, with the numbers for an encoder of this width."""
+def _read_sections(path: Path, name: str) -> dict[str, Any]:
+    """Return the sections of a recipe, those that it extends among them."""
     content = read_yaml(path, "correct the recipe")
     content = content if isinstance(content, dict) else {}
-    own = OmegaConf.to_container(read_section(f"{path}: recipe", RecipeFile, _with_numbers(content, width)))
+    own = OmegaConf.to_container(read_section(f"{path}: recipe", RecipeFile, content))
     base = own["extends"]
     if not base:
         if own["tasks"] == MISSING:
@@ -220,7 +220,7 @@ def _read_sections(path: Path, name: str, width: int) -> dict[str, Any]:
     if base == name or base not in recipe_names():
         known = ", ".join(recipe_names())
         raise UserError(f"{path}: extends must name a built-in recipe, one of {known}, not {base}")
-    inherited = _read_sections(RECIPES / f"{base}.yaml", base, width)
+    inherited = _read_sections(RECIPES / f"{base}.yaml", base)
     own_tasks = {} if own["tasks"] == MISSING else own["tasks"]
     for size in inherited["sizes"].values():  # what this file sets is meant for every size
         for values, replaced in (

@@ -228,15 +228,15 @@ def main(args: argparse.Namespace) -> None:
         print(f"{out}: {label_table(results, args.predict, out, args.text, args.no_header, device):,} rows")
         return
     session = session_from(args)
+    out = usable_folder(session.out)
     with session.preparing() as tokenizer:
-        data = prepare_inside(session.out, args.tables, tokenizer)
+        data = prepare_inside(out, args.tables, tokenizer)
     classification = open_classification(session, data)
     run_and_print(classification)
 
 
 def open_classification(session: Session, data: Path) -> "Classification":
     """Read the data that ``amos classify`` has prepared with the tokenizer of the session."""
-    data = usable_folder(data)
     prepared = read_text_data(data)
     trials = session.recipe.trials_of(NAME)
     if not (data / "input1").is_dir():  # there is nothing to separate
