@@ -169,8 +169,8 @@ def recipe_for(start: PretrainedCheckpoint, name: str, overrides: dict[str, Any]
         head_settings = OF_HEAD if overrides.get("freeze_encoder") else {}
         overrides = OF_ENCODER.get(str(start.model["encoder"]), {}) | head_settings | overrides
     width = int(start.model["encoder_embed_dim"])
-    recipe = load_recipe(name, size_for_width(width), overrides, width)
-    return recipe, overrides
+    size = size_for_width(width)
+    return load_recipe(name, size, overrides, width), overrides
 
 
 def choose_precision(asked: str, devices: Sequence[str]) -> str:

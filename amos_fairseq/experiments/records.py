@@ -21,7 +21,6 @@ from amos_fairseq.process import version_of
 
 FORMAT = 1  # of all records
 RESULT_FILE = "result.json"
-CORRELATIONS = ("matthews", "spearman", "pearson")
 
 T = TypeVar("T")
 
@@ -137,23 +136,6 @@ def format_spread(spread: Spread | None, score: str = "") -> str:
     if score != "mse":
         return format_score(spread.median, spread.deviation)
     return f"{spread.median:.3g}" if spread.deviation is None else f"{spread.median:.3g} ± {spread.deviation:.2g}"
-
-
-def error_in_words(score: str, value: float, num_scored: int, unit: str) -> str:
-    """Return "; standard error of accuracy about 1.3", by how much chance moves a score in percent on ``num_scored`` examples.
-
-    It is that of a share of right examples, sqrt(p (1 - p) / n), or of a correlation, (1 - r^2) / sqrt(n). The text is empty
-    for other kinds of scores, and for perfect ones.
-    """
-    share = min(max(value / 100, -1.0), 1.0)
-    if score in CORRELATIONS:
-        error = 100 * (1 - share**2) / math.sqrt(num_scored)
-    else:
-        error = 100 * math.sqrt(max(share, 0.0) * (1 - share) / num_scored)
-    if score not in ("accuracy", *CORRELATIONS) or error == 0:
-        return ""
-    about = "at least" if unit == "words" else "about"  # the words of a sentence are not independent
-    return f"; standard error of {score} {about} {error:.1f}"
 
 
 @dataclass(frozen=True)

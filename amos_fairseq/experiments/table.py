@@ -1,5 +1,6 @@
 """From a :class:`~amos_fairseq.experiments.runner.Benchmark` to its table: runs, summaries, notes, and the files in OUT."""
 
+import math
 import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,13 +15,14 @@ from amos_fairseq.experiments.records import (
     RunResult,
     Summaries,
     Summary,
-    error_in_words,
     result_files,
     write_record,
 )
 from amos_fairseq.experiments.runner import Failure, Runner
 from amos_fairseq.files import write_text
 from amos_fairseq.output.terminal import Table
+
+CORRELATIONS = ("matthews", "spearman", "pearson")
 
 
 @dataclass(frozen=True)
@@ -146,6 +148,23 @@ def common_notes(
     if any(result.checkpoint == "checkpoint_best.pt" for result in results):
         yield "each run is scored at its best epoch on the same dev set"
     yield from dict.fromkeys(note for result in results for note in result.notes)
+
+
+def error_in_words(score: str, value: float, num_scored: int, unit: str) -> str:
+    """Return "; standard error of accuracy about 1.3", by how much chance moves a score in percent on ``num_scored`` examples.
+
+    It is that of a share of right examples, sqrt(p (1 - p) / n), or of a correlation, (1 - r^2) / sqrt(n). The text is empty
+    for other kinds of scores, and for perfect ones.
+    """
+    share = min(max(value / 100, -1.0), 1.0)
+    if score in CORRELATIONS:
+        error = 100 * (1 - share**2) / math.sqrt(num_scored)
+    else:
+        error = 100 * math.sqrt(max(share, 0.0) * (1 - share) / num_scored)
+    if score not in ("accuracy", *CORRELATIONS) or error == 0:
+        return ""
+    about = "at least" if unit == "words" else "about"  # the words of a sentence are not independent
+    return f"; standard error of {score} {about} {error:.1f}"
 
 
 def export_notice(out: Path, best: RunResult, flags: str = "") -> str:

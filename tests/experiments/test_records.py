@@ -13,7 +13,6 @@ from amos_fairseq.experiments.records import (
     Summary,
     best_runs,
     divide,
-    error_in_words,
     read_result,
     read_results,
     read_summary,
@@ -93,15 +92,3 @@ def test_a_run_of_several_tasks_has_a_result_for_each():
     }
     assert {one.best.seed for one in summaries.values()} == {2}
     assert {one.num_trials for one in summaries.values()} == {2}
-
-
-def test_standard_error_of_a_score() -> None:
-    """By hand: sqrt(0.75 * 0.25 / 1067), 1 / 20, 0.36 / 20; the last is a rounded 100."""
-    for score, value, num_scored, error in (
-        ("accuracy", 75.0, 1067, "about 1.3"),
-        ("matthews", 0.0, 400, "about 5.0"),
-        ("spearman", 80.0, 400, "about 1.8"),
-    ):
-        assert error_in_words(score, value, num_scored, "rows") == f"; standard error of {score} {error}"
-    assert error_in_words("accuracy", 75.0, 1067, "words") == "; standard error of accuracy at least 1.3"
-    assert error_in_words("accuracy", 100.0, 20, "rows") == error_in_words("f1", 50.0, 20, "rows") == ""

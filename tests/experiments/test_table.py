@@ -8,7 +8,7 @@ from benchmark_summary import make_result
 from toy_benchmark import HYPERPARAMETERS, Toy
 
 from amos_fairseq.experiments.records import ConstantScores, summarize
-from amos_fairseq.experiments.table import common_notes, run_benchmark, schedules_in_words
+from amos_fairseq.experiments.table import common_notes, error_in_words, run_benchmark, schedules_in_words
 
 
 @pytest.fixture
@@ -63,3 +63,15 @@ def test_what_one_seed_and_a_small_dev_set_say(tmp_path):
             f"Toy: dev has 1,067 {unit}; standard error of accuracy {at_least} 1.3: "
             "a difference of two models below twice that is weak evidence"
         )
+
+
+def test_standard_error_of_a_score() -> None:
+    """By hand: sqrt(0.75 * 0.25 / 1067), 1 / 20, 0.36 / 20; the last is a rounded 100."""
+    for score, value, num_scored, error in (
+        ("accuracy", 75.0, 1067, "about 1.3"),
+        ("matthews", 0.0, 400, "about 5.0"),
+        ("spearman", 80.0, 400, "about 1.8"),
+    ):
+        assert error_in_words(score, value, num_scored, "rows") == f"; standard error of {score} {error}"
+    assert error_in_words("accuracy", 75.0, 1067, "words") == "; standard error of accuracy at least 1.3"
+    assert error_in_words("accuracy", 100.0, 20, "rows") == error_in_words("f1", 50.0, 20, "rows") == ""

@@ -5,6 +5,7 @@ import datetime
 import json
 import math
 import uuid
+from argparse import Namespace
 from decimal import Decimal
 from pathlib import Path
 from unittest import mock
@@ -12,7 +13,7 @@ from unittest import mock
 import pytest
 from synthetic_glue import session
 
-from amos_fairseq.downstream.texts.command import Classification, open_classification
+from amos_fairseq.downstream.texts.command import Classification, main, open_classification
 from amos_fairseq.downstream.texts.labeling import SUFFIXES, label_table, table_lines
 from amos_fairseq.downstream.texts.prepare import NAME, prepare_inside
 from amos_fairseq.errors import UserError
@@ -42,6 +43,16 @@ def test_many_labels_are_trained_for_longer(start: Path, tmp_path: Path) -> None
     train.write_text("text\tlabel\n" + "".join(f"the dog {n}\t{'abcdefgh'[n % 8]}\n" for n in range(40)))
     (trial,) = opened(start, tmp_path / "out", train, recipe="own_labels").tasks[NAME].trials
     assert trial.min_updates == 240
+
+
+def test_out_is_refused_before_tables_are_converted(start: Path, tmp_path: Path) -> None:
+    own_session = session(start, tmp_path / "a:b", NAME, seeds=1)
+    args = Namespace(predict=None, tables=None)  # which are not read
+    with (
+        mock.patch("amos_fairseq.downstream.texts.command.session_from", return_value=own_session),
+        pytest.raises(UserError, match="a:b: fairseq separates folders at ':': give a path without it"),
+    ):
+        main(args)
 
 
 @pytest.fixture
