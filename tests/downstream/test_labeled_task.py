@@ -46,9 +46,8 @@ def test_the_state_of_a_task_says_what_its_heads_predict(data, tmp_path):
 
 def test_a_checkpoint_says_what_its_heads_predict(tmp_path, capsys):
     run = write_run(tmp_path / "run", classes=2)
-    assert vars(load_checkpoint(run).heads[TEXT_HEAD]) == HEAD | {"name": "", "labels": [], "text_columns": []} | {
-        "header": True,
-    }
+    unnamed = HEAD | {"name": "", "labels": [], "text_columns": [], "header": True}
+    assert vars(load_checkpoint(run).heads[TEXT_HEAD]) == unnamed
     assert vars(load_checkpoint(with_heads(run, {TEXT_HEAD: HEAD})).heads[TEXT_HEAD]) == HEAD
     with pytest.raises(UserError, match=r"has no head upos_labels \(it has sentence_classification_head\)"):
         load_checkpoint(run).head("upos_labels")

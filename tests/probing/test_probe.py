@@ -8,7 +8,6 @@ import torch
 from sklearn.dummy import DummyClassifier
 from sklearn.metrics import accuracy_score, f1_score
 
-from amos_fairseq.errors import UserError
 from amos_fairseq.probing.features import EncodedSplit, SplitTargets, split_targets
 from amos_fairseq.probing.probe import (
     Probe,
@@ -21,7 +20,6 @@ from amos_fairseq.probing.probe import (
     majority_score,
     micro_f1,
     probe_loss,
-    read_probe_results,
     train_probe,
     whitening,
 )
@@ -188,10 +186,3 @@ def test_a_row_of_the_table_is_a_layer():
     assert (table.title, table.notes[-1]) == ("Edge probing of mine (AmosModel) after 7 updates", "a note")
     assert table.columns == ["layer", "pos", "srl"]
     assert table.rows == [["generator 4", "60.0 ± 14.1", "12.5"], ["generator 2", "25.0", "-"]]
-
-
-def test_a_file_of_something_else_is_one_line(tmp_path):
-    for content in ('{"results": [{"task": "pos"}]}', '{"results": []}', "{}"):
-        (tmp_path / "results.json").write_text(content)
-        with pytest.raises(UserError, match="is not readable as results of amos probe: write it again"):
-            read_probe_results(tmp_path)

@@ -110,14 +110,6 @@ def test_predictions_are_the_tokens_that_can_be_sampled(pretrained):
             assert sum(prediction.probability for prediction in predictions) < 1e-6, "the softmax is over all rows"
 
 
-def inspected(directory, objective: str, **settings):
-    """An inspection, its model and dictionary, and the tokens [1,T] that the page shows as input."""
-    pretrained = load_checkpoint(write_run(directory, objective, task=MASKING, **settings))
-    inspection = inspect_text(pretrained, TEXT, SEED)
-    read = [pretrained.dictionary.index(token.input) for token in inspection.tokens]
-    return inspection, pretrained.model, pretrained.dictionary, torch.tensor([read])
-
-
 @torch.no_grad()
 def test_mlm_has_predictions_and_no_detection(tmp_path):
     """Probabilities by the softmax of its head's output times the token embeddings."""
@@ -141,7 +133,9 @@ def test_mlm_has_predictions_and_no_detection(tmp_path):
 @torch.no_grad()
 @pytest.mark.parametrize("variant", ["electric", "electra_tt"])
 def test_electric_shows_noise_and_its_probability(variant, tmp_path):
-    inspection, model, _, read = inspected(tmp_path, "electric", electric_variant=variant)
+    pretrained = load_checkpoint(write_run(tmp_path, "electric", task=MASKING, electric_variant=variant))
+    model, inspection = pretrained.model, inspect_text(pretrained, TEXT, SEED)
+    read = torch.tensor([[pretrained.dictionary.index(token.input) for token in inspection.tokens]])
     selected = {masked.position for masked in inspection.masked}
     assert {position for position, token in enumerate(inspection.tokens) if token.is_positive} == selected
     logits = model.detection_head(model.discriminator(model.embed_tokens(read))[-1])[0]

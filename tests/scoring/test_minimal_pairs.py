@@ -51,16 +51,12 @@ def runs(tmp_path_factory) -> dict[str, Path]:
     return {name: write_run(folder / name, name) for name in ("amos", "electra", "mlm", "teams")}
 
 
-def write_pairs(file: Path, pairs: list[tuple[str, str]], **fields: str) -> Path:
-    lines = [json.dumps({"sentence_good": good, "sentence_bad": bad} | fields) + "\n" for good, bad in pairs]
-    file.write_text("".join(lines), encoding="utf-8")
-    return file
-
-
 def scored(tmp_path: Path, loaded, pairs: list, tokens_per_batch: int = 64) -> dict:
     """What the JSON has."""
-    out = tmp_path / "out.json"
-    score_pairs(loaded, [write_pairs(tmp_path / "p.jsonl", pairs)], tokens_per_batch, out)
+    lines = [json.dumps({"sentence_good": good, "sentence_bad": bad}) + "\n" for good, bad in pairs]
+    file, out = tmp_path / "pairs.jsonl", tmp_path / "out.json"
+    file.write_text("".join(lines), encoding="utf-8")
+    score_pairs(loaded, [file], tokens_per_batch, out)
     return json.loads(out.read_text(encoding="utf-8"))
 
 

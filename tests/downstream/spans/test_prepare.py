@@ -83,18 +83,8 @@ def test_refusals(data, tmp_path, capsys):
 
 CONTEXT = "In  the 1910s, «Zoë» ate ½ ﬁsh\u00a0(cafe\u0301-style) for $5.50; 中国 won 24\u201310.\nEnd"
 # Answers between word boundaries, which are boundaries of pieces for every tokenizer.
-BETWEEN_WORDS = [
-    "1910s",
-    "Zoë",
-    "ate ½",
-    " ate ½ ",
-    "ﬁsh",
-    "ﬁsh\u00a0(cafe\u0301-style)",
-    "cafe\u0301",
-    "24\u201310",
-    "End",
-]
-BETWEEN_WORDS += ["中国", "In  the 1910s"]
+BETWEEN_WORDS = ["1910s", "Zoë", "ate ½", " ate ½ ", "ﬁsh", "ﬁsh\u00a0(cafe\u0301-style)", "cafe\u0301", "24\u201310"]
+BETWEEN_WORDS += ["End", "中国", "In  the 1910s"]
 
 
 @pytest.fixture(scope="module", params=["sentencepiece", "wordpiece"])

@@ -66,8 +66,8 @@ def test_classes_with_all_that_is_counted(tmp_path):
 
 
 def test_several_labels(tmp_path):
-    """Lists, and a column in which a separator divides them; a row without labels is a row, and dev may have others."""
-    lists = [{"text": f"row {i}", "tags": tags} for i, tags in enumerate([["b", "a"], [], ["b", "b"], None])]
+    """Lists, also with missing labels, and a column in which a separator divides them; rows without labels."""
+    lists = [{"text": f"row {i}", "tags": tags} for i, tags in enumerate([["b", "a"], [], ["b", None, "b", ""], None])]
     (tmp_path / "l.jsonl").write_text("".join(json.dumps(row) + "\n" for row in lists), encoding="utf-8")
     texts = [(f"row {i}", tags) for i, tags in enumerate(["b; a", "", "b;b", ""])]
     csv_file = write_csv(tmp_path / "l.csv", ["text", "tags"], texts)
@@ -132,14 +132,6 @@ def test_what_is_inferred_and_left_out_is_noted(labels, space, note, tmp_path):
     assert notes[0].startswith(f"label: {space}"), notes
     others = [other for other in notes[1:] if "chosen at random" not in other]
     assert any(note in other for other in others) if note else not others, notes
-
-
-def test_a_list_may_have_missing_labels(tmp_path):
-    lines = enumerate([["a", None], [], ["b", ""], ["a"]])
-    content = "".join(json.dumps({"text": f"text {number}", "tags": tags}) + "\n" for number, tags in lines)
-    (tmp_path / "d.jsonl").write_text(content)
-    train, _, space, _ = read(tmp_path / "t.jsonl", content, dev=tmp_path / "d.jsonl", label="tags")
-    assert (space.names, train.labels) == (["a", "b"], [["a"], [], ["b"], ["a"]])
 
 
 def test_rows_that_show_no_text_are_left_out(tmp_path):

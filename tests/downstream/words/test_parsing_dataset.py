@@ -99,11 +99,10 @@ def test_scores_of_cut_words_are_those_of_the_official_script(tmp_path: Path):
 
 
 def test_chains_of_words_by_hand():
-    """Heads 2, 3, 0, 3 and 0: two of the previous word, three of the next; one of these has the right relation, ``det``.
+    """Two of five heads are the previous word, three the next one; one of these has the right relation, ``det``.
 
-    In training, of words whose head is the next one ``det`` is the most frequent relation, two of them with a subtype; of
-    those whose head is the previous one ``obj``. Punctuation, roots and heads further away are more frequent.
-    """
+    In training it is the most frequent one, with its subtypes, of words whose head is the next one. Punctuation,
+    roots and heads further away do not count."""
     gold = [[(2, "det"), (3, "amod"), (0, "root"), (3, "punct")], [(0, "root")]]
     train = [
         [(2, "amod"), (3, "amod"), (4, "det"), (0, "root"), (4, "obj"), (5, "punct"), (6, "punct")],

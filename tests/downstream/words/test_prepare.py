@@ -138,7 +138,6 @@ def test_refusals(data, tmp_path, capsys):
             ["--columns", "word,../x,y"],
             "--columns word,../x,y, --column None: give each name once",
         ),
-        (source, source, out, ["--columns", "word,pos,pos"], "give each name once"),
         (bilou, header, out, [], "header.txt, line 1: the label 'Etikett' of the word 'Wort' marks no span, as the"),
         (same, same, out, ["--labeled", "1"], "all words that train have the label O: give another column, or more"),
         (source, source, out, ["--unlabeled", "rest"], "--unlabeled rest: --labeled N leaves no sentence of"),

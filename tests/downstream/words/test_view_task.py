@@ -119,12 +119,6 @@ def test_without_views_batches_and_model_are_those_of_tagging(ner):
         batches(make_task(ner, views="full", update_freq=[1, 2]))
 
 
-def losses(task, model, batch) -> tuple[torch.Tensor, dict]:
-    criterion = SequenceTaggingCriterion(task, label_smoothing=0.0)
-    loss, _, log = criterion(model, batch)
-    return loss, log
-
-
 def test_gradients_of_the_consistency_term(ner):
     """The term leaves the head alone, reaches every other part, and does not train the teacher: without dropout, the prediction
     that it is compared with has no gradient and is that of the evaluation."""
@@ -200,7 +194,7 @@ def test_several_columns_share_unlabeled_sentences(ner, pos):
     assert sum(len(batch["net_input"]["rows_of_heads"]["ner_labels"]) for batch in found) == 14
     batch = found[0]
     with torch.no_grad():
-        loss, log = losses(task, model, batch)
+        loss, _, log = SequenceTaggingCriterion(task, label_smoothing=0.0)(model, batch)
         output = model(**batch["net_input"])
     assert output.views.keys() == output.fixed.keys() == output.logits.keys() == {"ner_labels", "pos_labels"}
     labeled, words = 0.0, 0
