@@ -29,7 +29,7 @@ def settings_of(max_positions: int, *flags: str) -> SquadSettings:
 
 
 def test_lengths_follow_the_maximum_input_of_the_encoder():
-    assert settings_of(512) == SquadSettings("independent", WindowLimits(512, 128, 64, 1), 30, 20)
+    assert settings_of(512) == SquadSettings("independent", WindowLimits(512, 128, 64, 1), 30)
     assert settings_of(1024).windows.tokens == 512
     assert settings_of(128).windows == (128, 32, 64, 1)
     assert settings_of(64).windows == (64, 16, 32, 1)
