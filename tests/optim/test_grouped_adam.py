@@ -78,6 +78,24 @@ def test_steps_match_adamw_for_both_groups(corrected):
         assert not torch.allclose(naive_adamw(value, gradient, rates, decay, not corrected), expected, atol=1e-3)
 
 
+def test_parameters_without_a_gradient_are_left_alone():
+    """PyTorch's AdamW with one group beside ours, in updates 1 and 4 of five without a gradient for one parameter."""
+    generator = torch.Generator().manual_seed(0)
+    ours, theirs = ([torch.nn.Parameter(torch.ones(4, 3)) for _ in range(3)] for _ in range(2))
+    optimizer = GroupedAdam(config(adam_betas="(0.9, 0.98)"), ours)
+    peer = torch.optim.AdamW(theirs, lr=0.01, betas=(0.9, 0.98), eps=EPSILON, weight_decay=DECAY, fused=True)
+    optimizer.set_lr(0.01)
+    for step in range(5):
+        for index, pair in enumerate(zip(ours, theirs, strict=True)):
+            gradient = torch.randn(4, 3, generator=generator)
+            for parameter in pair:
+                parameter.grad = None if (index, step) in ((1, 0), (1, 3)) else gradient.clone()
+        optimizer.step()
+        peer.step()
+        assert all(map(torch.equal, ours, theirs)), step
+    assert [float(optimizer.optimizer.state[parameter]["step"]) for parameter in ours] == [5, 3, 5]
+
+
 def test_count_of_updates_after_a_resume_is_the_largest():
     """The first parameter has had a gradient in the first of three updates only."""
     parameters = [torch.nn.Parameter(torch.ones(2)) for _ in range(2)]
