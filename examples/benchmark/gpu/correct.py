@@ -1,17 +1,22 @@
 """Checks of fifteen_minutes.sh besides the tests: ``updates`` of every base recipe; ``resume`` and ``graphs``, bit by bit.
 
-They print Markdown.
+They print Markdown. ``host``, on a CPU: what the host does in an update.
 
 ``weights`` writes those of a run without the state of its optimizer, in bfloat16: a file that is small enough to travel.
 """
 
 import argparse
+import functools
 import math
 import random
+import statistics
 import subprocess
 import sys
 import tempfile
+import time
+from collections.abc import Callable
 from pathlib import Path
+from unittest import mock
 
 # ruff: noqa: E402
 # isort: off
@@ -28,6 +33,8 @@ from torch.utils import benchmark
 from training_step import EagerGraph, FairseqStep, held_bytes, random_batches, set_up, step_peak
 
 from amos_fairseq.errors import UserError, report_user_errors
+from amos_fairseq.functional import attention
+from amos_fairseq.modules import encoder
 from amos_fairseq.recipes import RECIPES
 from amos_fairseq.run.graphs import CudaGraph, GraphedUpdates
 
@@ -154,6 +161,57 @@ def describe_difference(one: dict[str, object], other: dict[str, object]) -> str
     return f"OTHER bits, by at most {largest:.3g}; logged otherwise first at update {updates[0] if updates else '-'}"
 
 
+# electra_small with little to compute.
+NARROW = (
+    "task.tokens_per_sample=16",
+    "model.max_positions=16",
+    "model.encoder_embed_dim=64",
+    "model.encoder_ffn_embed_dim=64",
+)
+
+
+class Repeated:
+    """In place of a CUDA graph: the result of the first call again and again, for what the host does around a graph."""
+
+    def __init__(self, work: Callable[[], object]) -> None:
+        self.result = work()
+
+    def replay(self) -> object:
+        return self.result
+
+
+def one_operator(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: float, backend: str
+) -> Tensor:
+    """Call one operator of a CPU with the context in which CUDA's attention is called."""
+    with attention.sdpa_kernel(attention.SDPA_BACKENDS["flash"], set_priority=False):
+        return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(query, key, value)[0]
+
+
+@mock.patch.object(attention, "choose_backend", mock.Mock(return_value="flash"))
+@mock.patch.object(attention, "fused_attention", one_operator)
+@mock.patch.object(encoder, "fast_dropout", functools.partial(torch.dropout, train=True))
+def host(recipe: str) -> None:
+    """Print the milliseconds of a CPU core in an update at tiny widths, and in what remains of it around a graph.
+
+    Attention and dropout take the operators that they have on CUDA.
+    """
+    torch.set_num_threads(1)
+    setup = set_up(recipe, ["dataset.batch_size=2", *NARROW], "bf16", "cpu", 250)
+    for name, graphed in (("an update", False), ("around a graph", True)):
+        metrics.reset()
+        step, batches = FairseqStep(setup), random_batches(setup)
+        if graphed:
+            step.trainer.graphed_updates = GraphedUpdates(step.trainer, Repeated)
+        seconds = []
+        for update in range(205):
+            start = time.process_time()
+            step.step(batches[update % len(batches)])
+            seconds.append(time.process_time() - start)
+        median, least = statistics.median(seconds[5:]), min(seconds[5:])
+        print(f"{recipe}, {name}: {1e3 * median:.2f} ms of a core (median of 200, least {1e3 * least:.2f})")
+
+
 def training_settings(
     data: Path, device: torch.device, recipe: str, precision: str, kernels: str
 ) -> dict[str, str | int | Path]:
@@ -241,7 +299,7 @@ def tensors_of(checkpoint: Path) -> dict[str, torch.Tensor]:
 @report_user_errors()
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=("updates", "resume", "graphs", "weights"))
+    parser.add_argument("what", choices=("updates", "resume", "graphs", "host", "weights"))
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
     parser.add_argument("--kernels", choices=("fast", "triton"), default="fast", help="model.kernels")
     parser.add_argument("--recipe", help="of resume (default: amos_base, amos_tiny on a CPU)")
@@ -255,6 +313,8 @@ def main() -> int:
         updates(device, kernels)
     elif arguments.what == "graphs":
         graphs(device)
+    elif arguments.what == "host":
+        host(arguments.recipe or "electra_small")
     elif arguments.what == "weights":
         write_weights(arguments.run, arguments.out)
     else:
