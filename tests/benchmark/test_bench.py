@@ -1,12 +1,16 @@
 """examples/benchmark/bench.py: turns and ratios by hand, what is compared, one small run of each kind, and refusals."""
 
 import json
+import os
+import re
+import sys
 from pathlib import Path
 
 import pytest
 from benchmark import bench
 from failures import error_line
 from hugging_face_peers import comparable_setup
+from tiny_runs import ROOT, environment, run_process
 from training_step import Setup, loaded_tokens_per_second, random_batches, random_blocks, set_up
 
 from amos_fairseq.flops import training_flops
@@ -64,6 +68,16 @@ def test_fine_tuning_is_measured_with_both_kinds_of_batches(capsys: pytest.Captu
     assert random["padding"] > 0.3 > similar["padding"]
     assert min(row[key] for row in report["rows"] for key in ("ours_rows_per_second", "hf_rows_per_second")) > 0
     assert capsys.readouterr().out.count("| random |") == 1
+
+
+@pytest.mark.slow
+def test_a_graph_leaves_little_to_the_host() -> None:
+    script = ROOT / "examples" / "benchmark" / "gpu" / "correct.py"
+    paths = os.pathsep.join(map(str, (ROOT, script.parents[1], script.parent)))
+    command = [sys.executable, str(script), "host", "--recipe", "electra_tiny"]
+    result = run_process(command, env=environment({"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}))
+    whole, around = map(float, re.findall(r": ([\d.]+) ms of a core", result.stdout))
+    assert 0 < around < whole / 2
 
 
 def test_batches_are_full_blocks_masked_by_the_task() -> None:
