@@ -30,7 +30,8 @@ def add_parser(subparsers: Any) -> None:
     add("--batch-tokens", type=SIZE, metavar="N", default=2048, help="tokens of a batch; give more on a GPU")
     add("--device", default="cpu", help="device to compute on, such as cuda or cuda:1")
     add = parser.add_argument_group("minimal pairs").add_argument
-    text = "instead of FILE: JSON lines with sentence_good and sentence_bad, as in BLiMP (default: score FILE)"
+    text = "instead of FILE: tables with sentence_good and sentence_bad, as in BLiMP, or sen and wrong_sen, as in MultiBLiMP "
+    text += "(default: score FILE)"
     add("--pairs", metavar="F", type=Path, nargs="+", help=text)
 
 

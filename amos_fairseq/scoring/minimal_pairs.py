@@ -1,6 +1,7 @@
 """Minimal pairs: how often a model scores the grammatical one of two sentences higher, without fine-tuning.
 
-A file has a JSON object on each line, as the 67 files of BLiMP (Warstadt et al., 2020)::
+A file is a table: the JSON lines of the 67 files of BLiMP (Warstadt et al., 2020), or with the columns sen, wrong_sen and
+phenomenon those of MultiBLiMP (Jumelet et al., 2025)::
 
     {"sentence_good": "These dogs bark.", "sentence_bad": "This dogs bark.", "UID": "...", "linguistics_term": "..."}
 
@@ -18,22 +19,29 @@ from typing import Any
 from amos_fairseq.checkpoints.read import LoadedCheckpoint
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import distinct_names, file_sha256, json_text, write_text
-from amos_fairseq.inputs.files import read_lines
+from amos_fairseq.inputs.files import print_counts
+from amos_fairseq.inputs.rows import is_missing
+from amos_fairseq.inputs.tables import TableFile, require_columns
 from amos_fairseq.output.terminal import Table, format_score, say
 from amos_fairseq.scoring.lines import DECIMALS, EncodedLine, encoded_lines, score_lines
 from amos_fairseq.scoring.token_scorers import DetectionScorer, TokenScorer, build_pair_scorer
-from amos_fairseq.untrusted import LONGEST_NAME, parse_json, plain_name
+from amos_fairseq.untrusted import LONGEST_NAME, plain_name
 
 NO_TERM = "-"
 LONGEST_SENTENCE = 1_000_000  # characters
 PLL = "sum of log p(piece | all others), the pseudo-log-likelihood, in nats"
 DETECTION = "sum of log P(original) by the discriminator, in nats: no probability of a sentence, but an order"
-FORM = 'lines of JSON with the texts "sentence_good" and "sentence_bad", and if you like "UID" and "linguistics_term"'
+# Of the good and the bad sentence, what their difference is, and its group: the names in BLiMP, and in MultiBLiMP.
+COLUMNS = (("sentence_good", "sen"), ("sentence_bad", "wrong_sen"), ("UID", "phenomenon"), ("linguistics_term",))
+FORM = (
+    "a table (.jsonl, .tsv, .csv, .parquet) of the texts sentence_good and sentence_bad, and if you like UID and "
+    "linguistics_term, as in BLiMP, or of sen, wrong_sen and phenomenon, as in MultiBLiMP"
+)
 
 
 @dataclass(frozen=True)
 class MinimalPair:
-    """Two sentences, of which the first is grammatical, and where they come from. ``line`` counts from 1."""
+    """Two sentences, of which the first is grammatical, and where they come from. ``line`` (or the row) counts from 1."""
 
     file: Path
     line: int
@@ -69,19 +77,21 @@ def accuracy_of(scores: Scores) -> Accuracy:
 
 
 def read_pairs(path: Path) -> list[MinimalPair]:
-    """Read the pairs of a file of JSON lines, which may be compressed; a pair without a UID has the name of its file."""
-    pairs = []
-    for number, line in read_lines(path):
-        if not line.strip():
-            continue
-        fields = {"UID": path.name.partition(".")[0] or path.name, "linguistics_term": NO_TERM}
+    """Read the pairs of a table; a pair without a UID has the name of its file."""
+    table, pairs = TableFile(path, all_keys=True), []
+    columns = [next((name for name in names if name in table.columns), names[0]) for names in COLUMNS]
+    require_columns(table, columns[:2], f"give {FORM}")
+    for number, row in table.rows([name for name in columns if name in table.columns]):
+        default_names = (path.name.partition(".")[0] or path.name, NO_TERM)
         try:
-            fields |= parse_json(line)
-            good, bad = (plain_name(fields.get(name), LONGEST_SENTENCE) for name in ("sentence_good", "sentence_bad"))
-            uid, term = (plain_name(fields[name], LONGEST_NAME) for name in ("UID", "linguistics_term"))
+            good, bad = (plain_name(row[name], LONGEST_SENTENCE) for name in columns[:2])
+            named = zip(map(row.get, columns[2:]), default_names, strict=True)
+            uid, term = (plain_name(default if is_missing(name) else name, LONGEST_NAME) for name, default in named)
         except ValueError as error:
             raise UserError(f"{path}, line {number}: {error}; give {FORM}") from error
         pairs.append(MinimalPair(path, number, good, bad, uid, term))
+    if table.broken_lines:
+        print_counts(path, len(pairs), "pairs", table.left_out, "score")
     return pairs
 
 

@@ -101,11 +101,16 @@ GOOD = '{"sentence_good": "the fox", "sentence_bad": "the dog"}'
         ("amos text.txt", 1, "mlm, electra or electric"),
         ("nan text.txt", 1, "no finite score for .* in line 1"),
         ("run text.txt --pairs p.jsonl", 2, "FILE"),
-        ("run --pairs folder", 1, "folder: is not a file"),
-        ("run --pairs cut.jsonl", 1, "cut.jsonl, line 2: is not JSON .*; give lines of JSON with"),
-        ("run --pairs number.jsonl", 1, "number.jsonl, line 1: 3 is not a printable string .*; give lines of JSON"),
-        ("run --pairs empty.jsonl", 1, "no pair of sentences of 3 to 150 tokens, .*: give lines of JSON"),
-        ("run --pairs latin1.txt", 1, "latin1.txt, line 1: is not JSON"),
+        ("run --pairs folder", 1, "folder/state.json is missing"),
+        ("run --pairs cut.jsonl", 1, "cut.jsonl, line 2 is not JSON .*: each line has to be an object"),
+        ("run --pairs number.jsonl", 1, "number.jsonl, line 1: 3 is not a printable string .*; give a table"),
+        ("run --pairs empty.jsonl", 1, "empty.jsonl: its columns .* need different names"),
+        ("run --pairs latin1.txt", 1, "latin1.txt is no table by its name"),
+        (
+            "run --pairs old.tsv",
+            1,
+            "old.tsv has no column 'sentence_good', it has good, bad: give a table .* MultiBLiMP",
+        ),
         ("run --pairs p.jsonl --out folder", 1, "folder is an input file or a folder"),
         ("tuned --pairs p.jsonl", 1, "needs a pretraining checkpoint"),
         ("nan --pairs p.jsonl", 1, "no finite score for .* in .*p.jsonl, line 1"),
@@ -139,6 +144,7 @@ def refused(run, tmp_path_factory):
     (directory / "cut.jsonl").write_text(f"{GOOD}\n{{oops")
     (directory / "number.jsonl").write_text(GOOD.replace('"the fox"', "3"))
     (directory / "empty.jsonl").write_text("\n \n")
+    (directory / "old.tsv").write_text("good\tbad\nthe fox\tthe end\n")
     (directory / "folder").mkdir()
     write_run(directory / "amos", "amos")
     write_run(directory / "tuned", "electra", classes=2)
