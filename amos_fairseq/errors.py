@@ -3,8 +3,11 @@
 import contextlib
 import os
 import signal
+import stat
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
+from types import FrameType
 
 # Exit codes. REQUEUE is EX_TEMPFAIL of <sysexits.h>: a signal has stopped the run, which can be started again. Python, fairseq
 # and signals (128 + n) use other codes, so a batch script can requeue on this code alone.
@@ -12,6 +15,15 @@ REQUEUE = 75
 DIVERGED = 76  # the loss diverges: the same command would diverge again
 COLLAPSED = 77  # the discriminator gives all tokens the same probability: the same command would continue as it is
 INTERRUPTED = 128 + signal.SIGINT  # as shells report a command that Ctrl-C has ended
+# The signals that end a training after a checkpoint, of every command that trains: SIGTERM and SIGUSR1 or 2 of a scheduler,
+# SIGHUP of a closed terminal. SIGINT must not start the run again.
+EXIT_CODES = {
+    signal.SIGTERM: REQUEUE,
+    signal.SIGUSR1: REQUEUE,
+    signal.SIGUSR2: REQUEUE,
+    signal.SIGHUP: REQUEUE,
+    signal.SIGINT: INTERRUPTED,
+}
 
 LONGEST_LINE = 2000  # characters of a message
 
@@ -53,6 +65,36 @@ def explain_os_errors(problem: str, advice: str = "") -> Iterator[None]:
         yield
     except OSError as error:
         raise UserError(f"{problem} ({error.strerror}){advice}") from error
+
+
+def handle_signals(handler: Callable[[int, FrameType | None], object]) -> None:
+    """Call ``handler`` at each signal of :data:`EXIT_CODES`, but for a SIGHUP that ``nohup`` has told to ignore."""
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        for stream in (1, 2) if number == signal.SIGHUP else ():
+            with contextlib.suppress(OSError):  # printing to a terminal that is gone would fail
+                if stat.S_ISCHR(os.fstat(stream).st_mode):
+                    os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
+        handler(number, frame)
+
+    for number in EXIT_CODES:
+        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, handle)
+
+
+@contextlib.contextmanager
+def handled_signals(handler: Callable[[int, FrameType | None], object]) -> Iterator[None]:
+    """Do that while the body runs, if this is the main thread."""
+    is_main = threading.current_thread() is threading.main_thread()
+    previous = {number: signal.getsignal(number) for number in EXIT_CODES if is_main}
+    if is_main:
+        handle_signals(handler)
+    try:
+        yield
+    finally:
+        for number, before in previous.items():
+            if before is not None:
+                signal.signal(number, before)
 
 
 @contextlib.contextmanager

@@ -168,7 +168,8 @@ class ForkedCommand(ForkServerProcess):
         """Replace what was inherited from the server by what a new process would have."""
         os.setsid()
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP):
+            signal.signal(number, signal.SIG_DFL)
         multiprocessing.set_start_method(None, force=True)
         logging.root.handlers.clear()  # a message during the imports has configured it
         self._open_streams()

@@ -12,7 +12,6 @@ OUT/adapt.yaml           recipe of the training, whose run is OUT/run/; ``amos t
 import dataclasses
 import math
 import shlex
-import signal
 import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -41,7 +40,7 @@ from amos_fairseq.adaptation import (
 )
 from amos_fairseq.checkpoint_files import checkpoint_file, num_updates_of
 from amos_fairseq.checkpoints.read import newly_initialized, read_state
-from amos_fairseq.errors import UserError, explain_os_errors
+from amos_fairseq.errors import UserError, explain_os_errors, handled_signals
 from amos_fairseq.files import CORPUS_FILE, TOKENIZER_DIRECTORY, write_text
 from amos_fairseq.hugging_face.config import CONFIG_FILE
 from amos_fairseq.hugging_face.import_folder import (
@@ -217,13 +216,8 @@ def train(recipe: Path) -> None:
     command, variables = training_command(str(recipe), divide_batch(recipe), with_parent=True)
     # Its own session: a Ctrl-C of the terminal reaches it once, from here.
     process = subprocess.Popen(command, env=variables, stdin=subprocess.PIPE, start_new_session=True)
-    signals = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT)
-    before = {number: signal.signal(number, lambda number, _: process.send_signal(number)) for number in signals}
-    try:
+    with handled_signals(lambda number, _: process.send_signal(number)):
         code = process.wait()
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
     if code:
         raise SystemExit(code if code > 0 else 128 - code)
 

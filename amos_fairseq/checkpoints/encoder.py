@@ -6,13 +6,16 @@ vectors = features.pooled()    # [3, D]; features.states[0, features.mask[0]] ar
 layers = encoder(["A text."], all_layers=True).layers    # layers[k] are the states of layer k, [1, T, D]
 """
 
+import copy
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
+import amos_fairseq
 from amos_fairseq.checkpoints.read import CheckpointPath, LoadedCheckpoint, load_checkpoint
 from amos_fairseq.errors import UserError
 from amos_fairseq.functional.positions import mean_state
@@ -70,8 +73,27 @@ class Encoder(nn.Module):
         if layer is not None and not (type(layer) is int and 0 <= layer <= num_layers):
             raise UserError(f"layer {layer} is no layer of this encoder: give a number from 0 to {num_layers}")
         self.model, self.loaded = loaded.model, loaded
+        self.source: tuple[Path, Path | None] = (loaded.file.absolute(), None)  # checkpoint and tokenizer, to pickle
         self.batch_size, self.layer = batch_size, layer
         self.is_fine_tuned = not isinstance(loaded.model, PretrainingModel)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle what :func:`load` was given, as for joblib and other processes: the weights are read again from the file."""
+        weights, settings = next(self.model.parameters()), (self.batch_size, self.layer)
+        return (
+            amos_fairseq.load,
+            (*self.source, str(weights.device), weights.dtype, *settings),
+            {"training": self.training},
+        )
+
+    def __setstate__(self, state: dict[str, bool]) -> None:
+        self.train(state["training"])
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Encoder":
+        """Copy the weights as they are now, not those of the file."""
+        copied = Encoder(copy.deepcopy(self.loaded, memo), self.batch_size, self.layer).train(self.training)
+        copied.source = self.source
+        return copied
 
     def forward(self, texts: str | Iterable[Text], truncate: bool = False, all_layers: bool = False) -> Features:
         """Return the features of all texts, in their order, padded to the longest; texts of similar length share a batch.
@@ -176,6 +198,8 @@ def load(
     if device is not None:
         check_device(device)
     encoder = Encoder(load_checkpoint(checkpoint, tokenizer), batch_size, layer).eval()
+    if tokenizer is not None:
+        encoder.source = (encoder.source[0], Path(tokenizer).absolute())
     return encoder.to(device=device, dtype=dtype)
 
 

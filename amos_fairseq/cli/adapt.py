@@ -6,7 +6,7 @@ from typing import Any
 
 from amos_fairseq.adaptation import NEW, OBJECTIVES, SELF, Adaptation, check_settings, has_begun
 from amos_fairseq.cli import prepare
-from amos_fairseq.cli.arguments import SIZE, add_overrides, add_subcommand, import_fairseq, number
+from amos_fairseq.cli.arguments import SIZE, add_overrides, add_subcommand, import_fairseq, number, refuse_ranks
 from amos_fairseq.inputs import BLANK, LINE
 
 DESCRIPTION = """\
@@ -48,6 +48,7 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
+    refuse_ranks("adapt")
     settings = [*arguments.overrides, *("common.cpu=true",) * arguments.cpu]
     check_settings(settings, arguments.objective or "")
     generators = [each if each in (NEW, SELF) else str(Path(each).absolute()) for each in arguments.generator]

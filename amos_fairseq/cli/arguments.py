@@ -6,6 +6,7 @@ arguments were checked: ``amos --help`` and mistakes take a fraction of a second
 
 import argparse
 import math
+import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,14 @@ def import_fairseq(
     if name is not None:
         say(f"reading {checkpoint}", name)
     amos_fairseq.register()
+
+
+def refuse_ranks(name: str) -> None:
+    """Refuse a command that starts its trainings itself as one of several ranks: each would do all of the work."""
+    if os.environ.get("WORLD_SIZE", "1") != "1":
+        raise UserError(
+            f"amos {name} starts its trainings itself, on all GPUs: start it once, without torchrun (WORLD_SIZE is set)"
+        )
 
 
 class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):

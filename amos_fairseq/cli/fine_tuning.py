@@ -4,7 +4,7 @@ import argparse
 import os
 from pathlib import Path
 
-from amos_fairseq.cli.arguments import add_overrides, import_fairseq, number, refuse_given
+from amos_fairseq.cli.arguments import add_overrides, import_fairseq, number, refuse_given, refuse_ranks
 from amos_fairseq.errors import UserError
 from amos_fairseq.experiments import recipe_file
 from amos_fairseq.output.terminal import say
@@ -108,6 +108,7 @@ def check_data(args: argparse.Namespace, needs_dev: bool = True) -> None:
 
 def start(args: argparse.Namespace) -> None:
     """Say what is read, look for the files and the recipe, and import PyTorch and fairseq, which takes seconds."""
+    refuse_ranks(args.subcommand)
     named = [getattr(args, name, None) for name in INPUTS]
     inputs = [path for value in named for path in (value if isinstance(value, list) else [value])]
     if getattr(args, "predict", None) is None:

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from amos_fairseq.cli.arguments import SIZE, add_subcommand, import_fairseq, number
+from amos_fairseq.cli.arguments import SIZE, add_subcommand, import_fairseq, number, refuse_ranks
 from amos_fairseq.errors import UserError
 from amos_fairseq.output.terminal import ending_in_one_line, say
 
@@ -41,6 +41,7 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
+    refuse_ranks("probe")
     if arguments.out.exists():
         raise UserError(f"--out {arguments.out} exists: give another directory")
     say(f"reading {arguments.checkpoint} and {arguments.data}", "probe")  # the imports take seconds

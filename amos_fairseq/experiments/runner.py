@@ -28,7 +28,7 @@ import torch
 from tqdm import tqdm
 
 from amos_fairseq.checkpoint_files import read_header, training_seconds_of
-from amos_fairseq.errors import INTERRUPTED, REQUEUE, UserError, explain_os_errors
+from amos_fairseq.errors import EXIT_CODES, INTERRUPTED, REQUEUE, UserError, explain_os_errors, handled_signals
 from amos_fairseq.experiments.benchmark import Benchmark, RunFailed, Stopped, TaskRun, counted
 from amos_fairseq.experiments.records import RunResult, best_run, in_order, package_versions, read_result, write_result
 from amos_fairseq.files import explain_write_errors, whole_file
@@ -95,31 +95,18 @@ def score_of(record: dict[str, Any], name: str) -> str:
     return f"{name} {'is not finite' if value is None else f'{value:.{digits}f}'}"
 
 
-@contextlib.contextmanager
-def stop_on_signals(stop: threading.Event) -> Iterator[None]:
-    """Set ``stop`` on SIGINT and SIGTERM."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    previous = {number: signal.signal(number, lambda number, frame: stop.set()) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
-
-
 class Runner:
     """Executes runs of a benchmark on the session's devices.
 
     Attributes:
-        stop: set by SIGINT and SIGTERM meanwhile.
+        stop: set by a signal of :data:`amos_fairseq.errors.EXIT_CODES` meanwhile.
+        exit_code: of that signal.
         runs, failures: of all calls of :meth:`execute`.
     """
 
     def __init__(self, benchmark: Benchmark) -> None:
         self.benchmark, self.session, self.stop = benchmark, benchmark.session, threading.Event()
+        self.exit_code = INTERRUPTED
         self.runs: list[TaskRun] = []
         self.failures: list[Failure] = []
         self._num_done = 0
@@ -143,14 +130,19 @@ class Runner:
         if self.session.devices[0] == "cpu":  # before the process that forks the trainings imports PyTorch
             os.environ.setdefault("OMP_NUM_THREADS", cores_of_a_run(len(self.session.devices)))
         multiprocessing.set_forkserver_preload(["amos_fairseq.experiments.forked_training"])
-        with stop_on_signals(self.stop), ThreadPoolExecutor(len(self.session.devices)) as threads:
+        with handled_signals(self._note_signal), ThreadPoolExecutor(len(self.session.devices)) as threads:
             futures = [threads.submit(self._execute_one, run) for run in open_runs]
             while wait(futures, timeout=0.5).not_done:  # short waits: Python runs signal handlers in between
                 pass
         if self.stop.is_set():
-            raise Stopped
+            raise Stopped(self.exit_code)
         for future in futures:
             future.result()
+
+    def _note_signal(self, number: int, _: object) -> None:
+        if number == signal.SIGINT or not self.stop.is_set():
+            self.exit_code = EXIT_CODES[number]
+        self.stop.set()
 
     def _execute_one(self, run: TaskRun) -> None:
         """Execute a run on the next free device, and show how it ended."""
@@ -311,7 +303,7 @@ def train(
 
 def _failure_reason(code: int, log: Path, begin: int) -> str:
     """Return the line of a user error if there is one, otherwise the last line of the output."""
-    by_signal = {REQUEUE: "SIGTERM, SIGUSR1 or SIGUSR2", INTERRUPTED: "SIGINT"}
+    by_signal = {REQUEUE: "SIGTERM, SIGUSR1, SIGUSR2 or SIGHUP", INTERRUPTED: "SIGINT"}
     if code in by_signal:
         return f"ended by {by_signal[code]} from outside"
     if code < 0:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from amos_fairseq.errors import INTERRUPTED, UserError
+from amos_fairseq.errors import INTERRUPTED, UserError, explain_os_errors
 from amos_fairseq.experiments.benchmark import Benchmark, Session, Stopped, counted
 from amos_fairseq.experiments.records import (
     NO_CONSTANTS,
@@ -19,7 +19,7 @@ from amos_fairseq.experiments.records import (
     write_record,
 )
 from amos_fairseq.experiments.runner import Failure, Runner
-from amos_fairseq.files import write_text
+from amos_fairseq.files import take_lock, write_text
 from amos_fairseq.output.terminal import Table
 
 CORRELATIONS = ("matthews", "spearman", "pearson")
@@ -37,15 +37,21 @@ class Outcome:
 
 
 def run_and_print(benchmark: Benchmark) -> None:
-    """Run the benchmark, and print its table, notices and paths. SIGINT and SIGTERM exit with a line that says how to continue;
+    """Run the benchmark, and print its table, notices and paths. A signal exits with a line that says how to continue;
     a run that failed is a :class:`UserError`."""
     out = benchmark.session.out
     print(settings_in_words(benchmark.session), *schedules_in_words(benchmark), sep="\n", flush=True)
+    with explain_os_errors(f"{out} cannot be written", ": give another --out"):
+        out.mkdir(parents=True, exist_ok=True)
+        advice = "wait for it, stop it, or give another --out"
+        lock = take_lock(out / ".lock", f"{out} is in use by another command", advice)
     try:
         outcome = run_benchmark(benchmark)
-    except (Stopped, KeyboardInterrupt):
+    except (Stopped, KeyboardInterrupt) as stopped:
         print(f"stopped; finished runs are in {out}, and the same command continues with the others", file=sys.stderr)
-        sys.exit(INTERRUPTED)
+        sys.exit(stopped.args[0] if stopped.args else INTERRUPTED)
+    finally:
+        lock.release()
     if outcome.table is not None:
         outcome.table.print()
     for line in (*outcome.notices, *outcome.files):
@@ -58,7 +64,7 @@ def run_and_print(benchmark: Benchmark) -> None:
 
 
 def run_benchmark(benchmark: Benchmark) -> Outcome:
-    """Execute the runs that have no result yet, then write the table; raise :class:`Stopped` after SIGINT or SIGTERM."""
+    """Execute the runs that have no result yet, then write the table; raise :class:`Stopped` after a signal."""
     out, runner = benchmark.session.out, Runner(benchmark)
     benchmark.execute(runner)
     whole = runner.results(runner.runs)

@@ -7,7 +7,7 @@ the process, for mistakes in the flags; and Hydra, which stores the exception of
 imports the plugin after the launch. Besides :class:`UserError`, the mistakes are full memory, files that cannot be read or
 written, and what fairseq itself refuses. Every other exception keeps its traceback: it is a bug.
 
-Signals. SIGTERM, SIGUSR1, SIGUSR2 and Ctrl-C end a run after the present update, with a checkpoint and an exit code.
+Signals. SIGTERM, SIGUSR1, SIGUSR2, SIGHUP and Ctrl-C end a run after the present update, with a checkpoint and an exit code.
 
 Slurm sends SIGTERM before the time limit and at preemption, and ``--signal=USR1@300`` earlier, to every process of a job step.
 A rank records the signal, and all ranks agree on the update after which they stop (three numbers summed over the ranks after
@@ -48,7 +48,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from amos_fairseq.checkpoint_files import describe_other_weights
 from amos_fairseq.compat.patching import running_scripts
-from amos_fairseq.errors import INTERRUPTED, REQUEUE, UserError, one_line
+from amos_fairseq.errors import EXIT_CODES, INTERRUPTED, REQUEUE, UserError, handle_signals, handled_signals, one_line
 from amos_fairseq.files import NO_ROOM
 from amos_fairseq.run.hook import Hook
 from amos_fairseq.run.resume import DEFAULT_FILE
@@ -146,7 +146,7 @@ def report_mistake_of_job(return_value: Callable[..., Any], job: JobReturn) -> A
     return return_value(job)
 
 
-SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT)
+SIGNALS = tuple(EXIT_CODES)
 SAME_PRESS_SECONDS = 1.0
 
 _received: list[int] = []
@@ -182,22 +182,19 @@ def install_handlers() -> None:
     """Handle the signals from now on, if this is the main thread."""
     if threading.current_thread() is not threading.main_thread():
         return
+    handle_signals(note_signal)
     for number in SIGNALS:
-        signal.signal(number, note_signal)
         signal.siginterrupt(number, False)  # system calls of NCCL and gloo must not fail with EINTR
 
 
 @contextlib.contextmanager
 def handled() -> Iterator[None]:
     """Handle the signals while ranks run, in the process that launches them, and forget afterwards what was received."""
-    previous = {number: signal.getsignal(number) for number in SIGNALS}
-    install_handlers()
     try:
-        yield
+        with handled_signals(note_signal):
+            install_handlers()
+            yield
     finally:
-        for number, handler in previous.items():
-            if handler is not None and threading.current_thread() is threading.main_thread():
-                signal.signal(number, handler)
         _received.clear()
         _interrupted_at.clear()
         _trains.clear()

@@ -1,5 +1,9 @@
 """``amos_fairseq.load``: batches, pairs, pooling and dtype against one text at a time; truncation and errors."""
 
+import copy
+import multiprocessing
+import pickle
+
 import pytest
 import torch
 from saved_models import change_checkpoint, write_run
@@ -151,6 +155,26 @@ def test_gradients_only_while_training(save_dir, tmp_path):
         states = encoder.train()(["the end", "the lazy dog"]).states
         states.sum().backward()
         assert encoder.model.embed_tokens.weight.grad.abs().sum() > 0
+
+
+def test_a_pickled_encoder_is_a_path_and_settings(save_dir, tmp_path, monkeypatch):
+    """In a new process, in another folder; a copy in this one has the weights as they are now."""
+    monkeypatch.chdir(save_dir.parent)
+    encoder = amos_fairseq.load(save_dir.name, dtype=torch.bfloat16, batch_size=3, layer=1)
+    pickled = pickle.dumps(encoder)
+    assert len(pickled) < 1000
+    monkeypatch.chdir(tmp_path)
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        states, *settings = pool.apply(features_elsewhere, [pickled])
+    assert torch.equal(torch.tensor(states), encoder("hello world").states.float())
+    assert settings == [3, 1, False]
+    torch.nn.init.zeros_(next(encoder.parameters()))
+    assert not next(copy.deepcopy(encoder).parameters()).any()
+
+
+def features_elsewhere(pickled):
+    encoder = pickle.loads(pickled)
+    return encoder("hello world").states.float().tolist(), encoder.batch_size, encoder.layer, encoder.training
 
 
 def test_length_limit(encoder):

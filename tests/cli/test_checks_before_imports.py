@@ -68,6 +68,18 @@ def test_mistakes_end_before_the_imports(command: str, tmp_path: Path, monkeypat
     assert sorted(tmp_path.rglob("*")) == before
 
 
+@pytest.mark.parametrize("name", ["adapt", "classify", "glue", "squad", "tag", "parse", "probe"])
+def test_a_command_that_starts_its_trainings_itself_is_no_rank(name: str, tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("rows.tsv").write_text("text\tlabel\na\tb\n", encoding="utf-8")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    data = "--data ." if name in ("glue", "probe") else "--train rows.tsv --dev rows.tsv"
+    arguments = "m rows.tsv --out o" if name == "adapt" else f"--checkpoint c --out o {data}"
+    with pytest.raises(SystemExit):
+        main([name, *arguments.split()])
+    assert f"amos {name} starts its trainings itself" in error_line(capsys)
+
+
 def test_a_flag_of_another_command_names_a_similar_one(capsys: pytest.CaptureFixture) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["adapt", "folder", "text.txt", "--out", "out", "--max-update", "10"])

@@ -2,13 +2,25 @@
 
 import dataclasses
 import json
+import os
+import signal
 
 import pytest
 from benchmark_summary import make_result
 from toy_benchmark import HYPERPARAMETERS, Toy
 
+from amos_fairseq.errors import EXIT_CODES, UserError
+from amos_fairseq.experiments import runner as runner_module
+from amos_fairseq.experiments.benchmark import Stopped
 from amos_fairseq.experiments.records import ConstantScores, summarize
-from amos_fairseq.experiments.table import common_notes, error_in_words, run_benchmark, schedules_in_words
+from amos_fairseq.experiments.table import (
+    common_notes,
+    error_in_words,
+    run_and_print,
+    run_benchmark,
+    schedules_in_words,
+)
+from amos_fairseq.files import take_lock
 
 
 @pytest.fixture
@@ -42,6 +54,28 @@ def test_a_benchmark_of_the_interface_alone_gets_its_table(toy, tmp_path):
     ]
     assert [path.name for path in outcome.files] == ["toy.md", "toy.json"]
     assert json.loads((tmp_path / "toy.json").read_text())["tasks"]["Toy"]["scores"]["score"]["median"] == 70.0
+
+
+@pytest.mark.parametrize("number", EXIT_CODES)
+def test_a_signal_ends_the_command_with_its_code(number, tmp_path, monkeypatch, capsys):
+    def train(command, directory, variables, stop, report):
+        os.kill(os.getpid(), number)
+        assert stop.wait(60)
+        raise Stopped
+
+    monkeypatch.setattr(runner_module, "train", train)
+    before = signal.getsignal(number)
+    with pytest.raises(SystemExit) as ended:
+        run_and_print(Toy(tmp_path))
+    assert ended.value.code == (130 if number == signal.SIGINT else 75)
+    assert "the same command continues" in capsys.readouterr().err
+    assert signal.getsignal(number) == before
+
+
+def test_one_command_at_a_time_in_a_folder(tmp_path, trainings):
+    with take_lock(tmp_path / ".lock", "", ""), pytest.raises(UserError, match=r"in use by another command \(process"):
+        run_and_print(Toy(tmp_path))
+    assert trainings == []
 
 
 def test_a_table_has_the_results_of_the_last_command_and_counts_the_others(toy, tmp_path):

@@ -137,6 +137,12 @@ def test_a_rank_records_the_signal(number: int) -> None:
     assert ending.Signals().due(alone()) == ({signal.SIGINT: INTERRUPTED}.get(number, REQUEUE), False)
 
 
+def test_nohup_keeps_its_effect() -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    ending.install_handlers()
+    assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+
+
 def test_ctrl_c_before_the_first_update_ends_at_once(capfd: pytest.CaptureFixture) -> None:
     ending.install_handlers()
     with pytest.raises(SystemExit) as ended, exit_on_mistake():
