@@ -191,8 +191,8 @@ def find_devices(cpu: bool, parallel: int = 1) -> tuple[str, ...]:
 
 
 class Stopped(Exception):
-    """The user, or a scheduler, asked to stop; the argument is the exit code. Finished runs are kept; the same command continues
-    the others."""
+    """The user, or a scheduler, asked to stop; the argument is the exit code. Finished runs are kept; the same command
+    continues the others."""
 
 
 class RunFailed(Exception):
