@@ -29,8 +29,8 @@ def add_parser(subparsers: Any) -> None:
     add("--predict", metavar="FILE", type=Path, help=text)
     text = f"column of the texts, or two for pairs (default: {TEXT_COLUMN})"
     add("--text", metavar="COLUMN", nargs="+", help=text)
-    text = f"column of the labels (default: {LABEL_COLUMN})"
-    add("--label", metavar="COLUMN", help=text)
+    text = f"column of the labels, or several of 0 and 1, one for each label (default: {LABEL_COLUMN})"
+    add("--label", metavar="COLUMN", nargs="+", help=text)
     text = "classes: one of several; labels: any number a row; number (default: labels for lists, number if all labels are "
     text += "numbers and some have a fraction, else classes; printed)"
     add("--kind", choices=("classes", "labels", "number"), help=text)

@@ -68,6 +68,27 @@ def parse_label(value: Any, kind: str, separator: str) -> str | list[str] | floa
     return names[0] if kind == "classes" else names
 
 
+def names_of_marks(labels: Sequence[Any]) -> list[str]:
+    """Return the names 0, 1, ... of the places in lists that are all as long as each other, two or more, and of the numbers 0
+    and 1 alone; nothing for other labels, such as lists of names."""
+    lists = [label for label in labels if not is_missing(label)]
+    if not lists or not all(isinstance(label, list) and len(label) == len(lists[0]) > 1 for label in lists):
+        return []
+    are_marks = all(not isinstance(cell, str | list | dict) and cell in (0, 1) for label in lists for cell in label)
+    return [str(place) for place in range(len(lists[0]))] if are_marks else []
+
+
+def marked(cells: Any, names: Sequence[str]) -> list[str]:
+    """Return those of the names whose cells are 1 or true; raise ``ValueError`` if another cell is not 0 or false."""
+    if not isinstance(cells, list) or len(cells) != len(names):
+        raise ValueError(f"{cells!r:.60} is no list of {len(names)} values 0 or 1, as the others are")
+    spelled = [name_of(cell).lower() for cell in cells]
+    for name, cell, value in zip(names, cells, spelled, strict=True):
+        if value not in ("0", "1", "false", "true"):
+            raise ValueError(f"{name} is {cell!r:.60}, not 0 or 1")
+    return [name_of(name) for name, value in zip(names, spelled, strict=True) if value in ("1", "true")]
+
+
 def parse_number(value: Any) -> float:
     """Return the number of a label that has to be one; raise ``ValueError`` if it is none."""
     number = number_of(value)
@@ -136,7 +157,7 @@ class Tables:
     train: Path
     dev: Path | None = None  # None to take a tenth of the rows of ``train``
     text: Sequence[str] = (TEXT_COLUMN,)  # the one or two columns of the texts
-    label: str = LABEL_COLUMN
+    label: str | Sequence[str] = LABEL_COLUMN  # or several columns of 0 and 1, the names of labels
     kind: str | None = None  # one of ``KINDS``; None to infer it from the labels of ``train``
     label_separator: str = ","  # between the labels of a row that is no list
     no_header: bool = False
@@ -151,7 +172,11 @@ class Tables:
     @property
     def settings(self) -> dict[str, Any]:
         """What determines the prepared data besides the files and the tokenizer, as plain values."""
-        columns = {"texts": list(self.text), "label": self.label, "header": not self.no_header}
+        columns = {
+            "texts": list(self.text),
+            "label": ", ".join(names_in_option(self.label)),
+            "header": not self.no_header,
+        }
         return columns | {"kind": self.kind, "separator": self.label_separator if self.kind == "labels" else None}
 
     def read(self) -> tuple["LabeledRows", "LabeledRows", "LabelSpace", list[str]]:
@@ -162,31 +187,41 @@ class Tables:
         if kind is None:
             kind = infer_kind([label for label in train.labels if not is_missing(label)])
             inferred = ", inferred: --kind gives another"
-        train = self._parsed(self.train, train, kind)
-        train, dev = split_off_dev(train) if dev is None else (train, self._parsed(self.dev, dev, kind))
+        columns, marks = names_in_option(self.label), []
+        if kind == "labels":
+            marks = columns if len(columns) > 1 else names_of_marks(train.labels)
+        train = self._parsed(self.train, train, kind, marks)
+        train, dev = split_off_dev(train) if dev is None else (train, self._parsed(self.dev, dev, kind, marks))
         space = LabelSpace.of(kind, train.labels, train.source)
-        notes = [f"{self.label}: {space}{inferred}", *notes_on(train, dev, space, self.dev is None)]
+        inferred += ", named by their places in lists of 0 and 1" if marks and len(columns) == 1 else ""
+        notes = [f"{', '.join(columns)}: {space}{inferred}", *notes_on(train, dev, space, self.dev is None)]
         return train, dev, space, [printable(note) for note in notes]
 
     def _read(self, path: Path) -> "LabeledRows":
         rows = read_rows(path, self.text, self.label, not self.no_header)
         return rows.leave_out([not any(texts) for texts in rows.texts], "without text")
 
-    def _parsed(self, path: Path, rows: "LabeledRows", kind: str) -> "LabeledRows":
-        """Return the rows with their labels parsed, without rows that lack one; those of kind ``labels`` may have none."""
+    def _parsed(self, path: Path, rows: "LabeledRows", kind: str, marks: Sequence[str]) -> "LabeledRows":
+        """Return the rows with their labels parsed, without rows that lack one; those of kind ``labels`` may have none.
+        ``marks``: the names of labels that are lists of 0 and 1."""
+        columns = names_in_option(self.label)
         if kind != "labels":
             rows = rows.leave_out(list(map(is_missing, rows.labels)), "without label")
         labels = []
         for line, value in zip(rows.ids, rows.labels, strict=True):
             try:
-                labels.append(parse_label(value, kind, self.label_separator))
+                names = marked(value, marks) if marks and not is_missing(value) else value
+                labels.append(parse_label(names, kind, self.label_separator))
             except ValueError as error:
-                raise UserError(f"{rows.source}, line {line}, column {printable(self.label)}: {error}") from error
+                raise UserError(
+                    f"{rows.source}, line {line}, column {printable(', '.join(columns))}: {error}"
+                ) from error
         if not labels:
-            raise UserError(f"{path} has no row with a text and a label in {', '.join((*self.text, self.label))}")
+            raise UserError(f"{path} has no row with a text and a label in {', '.join((*self.text, *columns))}")
         first = f"{' | '.join(rows.texts[0])} -> {labels[0]}"
-        columns = [*self.text, self.label]
-        print_what_was_read(path, rows.kind, columns, len(rows), rows.left_out, first, "classify", rows.what)
+        print_what_was_read(
+            path, rows.kind, [*self.text, *columns], len(rows), rows.left_out, first, "classify", rows.what
+        )
         return dataclasses.replace(rows, labels=labels)
 
 
@@ -218,9 +253,14 @@ class LabeledRows:
         return dataclasses.replace(rows, left_out=self.left_out | {why: sum(is_left_out)})
 
 
-def check_columns(table: TableFile, texts: Sequence[str], label: str | None) -> None:
+def names_in_option(label: str | Sequence[str] | None) -> list[str]:
+    """Return the names of the columns of labels, of which an option may have none, one or several."""
+    return [label] if isinstance(label, str) else list(label or ())
+
+
+def check_columns(table: TableFile, texts: Sequence[str], label: str | Sequence[str] | None) -> None:
     """Refuse a column that the table lacks, more than two columns of texts, and a column that is given twice."""
-    names = [*texts, *([] if label is None else [label])]
+    names = [*texts, *names_in_option(label)]
     require_columns(table, names, f"choose with --text{'' if label is None else ' and --label'}")
     if len(set(names)) < len(names) or len(texts) > 2:
         raise UserError("--text takes one column, or two different ones for pairs, and not that of the label")
@@ -229,19 +269,21 @@ def check_columns(table: TableFile, texts: Sequence[str], label: str | None) -> 
 def read_rows(
     path: Path,
     texts: Sequence[str],
-    label: str | None,
+    label: str | Sequence[str] | None,
     header: bool = True,
     quotes: bool = True,
     id_columns: Sequence[str] = (),
     on_read: Callable[[int], object] = ignore,
 ) -> LabeledRows:
-    """Read all rows, also those without a text or label; ``texts`` and ``label`` are columns.
+    """Read all rows, also those without a text or label; ``texts`` and ``label`` are columns; of
+    several columns the label of a row is the list of their values.
 
     ``id_columns``: the first of them that the table has names the rows, or else their position in the file; without any, their
     line does. The other arguments are those of :class:`~amos_fairseq.inputs.tables.TableFile`.
     """
     table = TableFile(path, header, quotes, on_read, all_keys=True)
-    columns = [name for name in (*texts, label) if name is not None]
+    labels = names_in_option(label)
+    columns = [*texts, *labels]
     require_columns(table, columns)
     rows = LabeledRows(path.name, broken_lines=table.broken_lines, kind=table.form)
     id_column = next((name for name in id_columns if name in table.columns), None)
@@ -249,7 +291,8 @@ def read_rows(
         position = line - (2 if header else 1) if id_columns else line
         rows.ids.append(str(values[id_column] if id_column else position))
         rows.texts.append(texts_of(values, texts, f"{path}, line {line}"))
-        rows.labels.append(values.get(label))
+        cells = [values[name] for name in labels]
+        rows.labels.append(cells if len(cells) > 1 else next(iter(cells), None))
     rows.sha256 = joined_sha256(files_of(path))
     rows.left_out, rows.what = table.left_out, table.counted("rows")
     return rows

@@ -126,6 +126,27 @@ TABLES = {
         [(f"row {n}",) for n in range(3)],
         ("labels", [[], ["a"], ["a", "b"]]),
     ),
+    "columns of 0 and 1": (
+        "t.csv",
+        b"id,text,rude,sad,new\n1,a,0,1.0,1\n2,b,0,0,False\n3,c,1,0,TRUE\n",
+        {"label": ["rude", "sad", "new"]},
+        [("a",), ("b",), ("c",)],
+        ("labels", [["sad", "new"], [], ["rude", "new"]]),
+    ),
+    "lists of 0 and 1": (
+        "t.jsonl",
+        b'{"text": "a", "labels": [0.0, 1.0, 1.0]}\n{"text": "b", "labels": [0, 0, 0]}\n{"text": "c", "labels": null}\n',
+        {"label": ["labels"]},
+        [("a",), ("b",), ("c",)],
+        ("labels", [["1", "2"], [], []]),
+    ),
+    "lists of names that are numbers": (
+        "t.jsonl",
+        b'{"text": "a", "label": [0, 1]}\n{"text": "b", "label": [1]}\n',
+        {},
+        [("a",), ("b",)],
+        ("labels", [["0", "1"], ["1"]]),
+    ),
     "no header": (
         "t.tsv",
         separated([[label, f"row {n}"] for n, label in enumerate(LABELS)], "\t"),

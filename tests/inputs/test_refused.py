@@ -110,6 +110,12 @@ TABLES = [
         {"kind": "classes"},
         "the label ['b'] is not one of several classes",
     ),
+    (
+        "marks.csv",
+        b"text,rude,sad\na,0,1\nb,0,\n",
+        {"label": ["rude", "sad"]},
+        "line 3, column rude, sad: sad is '', not 0 or 1",
+    ),
     ("few.tsv", TSV, {"dev": None}, "few.tsv has 2 different texts, too few to choose dev texts: give --dev"),
 ]
 
