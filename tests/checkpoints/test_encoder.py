@@ -203,3 +203,10 @@ def test_settings_that_are_refused(save_dir):
     ):
         with pytest.raises(UserError, match=named):
             amos_fairseq.load(save_dir, **arguments)
+
+
+def test_what_is_no_text(encoder):
+    """The keys of a dictionary would be read in place of its texts."""
+    for texts, named in (({"a": "the dog"}, r"text 1: .* got {'a': 'the dog'}"), (["the", 3], "text 2: .* got 3")):
+        with pytest.raises(UserError, match=named):
+            encoder(texts)

@@ -11,6 +11,7 @@ from fairseq.optim.lr_scheduler.polynomial_decay_schedule import (
 from fairseq.optim.sgd import SGD
 from omegaconf import OmegaConf
 
+from amos_fairseq.errors import UserError
 from amos_fairseq.optim.warmup_stable_decay import WarmupStableDecay, WarmupStableDecayConfig
 
 
@@ -78,5 +79,7 @@ def test_a_branch_decays_from_its_start_and_continues(minutes: float) -> None:
 def test_a_state_of_polynomial_decay_is_taken_over() -> None:
     ours = schedule(total_num_update=100)
     ours.load_state_dict({"best": 2.5})
+    with pytest.raises(UserError, match=r"has trained for -1 s: it is damaged"):
+        schedule(total_num_update=100, minutes=1.0).load_state_dict({"seconds": -1.0})
     state = dict.fromkeys(WarmupStableDecay.STATE, 0) | {"update_phase": None, "decay_start": None}
     assert ours.state_dict() == state | {"best": 2.5, "share_of_peak": 1.0}
