@@ -65,6 +65,7 @@ class Encoder(nn.Module):
 
     In eval mode, the mode in which :func:`load` returns it, no gradients are recorded; after ``.train()`` they are, with
     dropout. ``.to(...)`` moves it and changes its dtype, as for any module. ``batch_size`` and ``layer``: see :func:`load`.
+    Pickled, it is a path and settings: weights that were changed since are not kept.
     """
 
     def __init__(self, loaded: LoadedCheckpoint, batch_size: int = BATCH_SIZE, layer: int | None = None) -> None:

@@ -1,11 +1,17 @@
 """``amos classify`` end to end: a small model learns classes, several labels and a number; files beside scikit-learn, and the
 exported pipeline."""
 
+import contextlib
 import csv
 import json
+import os
+import pty
 import random
 import re
 import shlex
+import signal
+import sys
+import time
 from pathlib import Path
 from unittest import mock
 
@@ -16,12 +22,12 @@ import transformers
 from failures import error_line
 from fine_tuning_tasks import fine_tune
 from forked_command import run_command
-from interrupted_run import assert_same_bits, checkpoint, records
+from interrupted_run import assert_same_bits, checkpoint, num_updates, records
 from scipy.stats import pearsonr, spearmanr
 from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 from sklearn.preprocessing import MultiLabelBinarizer
 from synthetic_squad import untrained_checkpoint
-from tiny_runs import run_of
+from tiny_runs import ROOT, run_of
 
 from amos_fairseq.checkpoints.read import load_checkpoint
 from amos_fairseq.cli.main import main
@@ -144,6 +150,42 @@ def test_classes(place, classes, tmp_path):
     assert f"| accuracy {scores['accuracy']:.4g}," in card
     by_text = {row["text"]: row["prediction"] for row in labeled}
     assert [by_text[table[int(row["line"]) - 1].split("\t")[1]] for row in rows] == found
+
+
+def test_a_closed_terminal_and_signals_save_and_end_with_their_codes(place, tmp_path):
+    """The leader of a session in a terminal, whose trainings are in sessions of their own."""
+    flags = [
+        "--train",
+        "classes.tsv",
+        "--label",
+        "colour",
+        "--epochs",
+        "5000",
+        "--seeds",
+        "1",
+        "--recipe",
+        "recipe.yaml",
+    ]
+    command = [sys.executable, ROOT / "amos_start.py", "classify", "--checkpoint", "start", "--cpu", "--out", tmp_path]
+    updates = seen = 0
+    for number in (signal.SIGHUP, signal.SIGUSR1, signal.SIGTERM, signal.SIGINT):
+        process, terminal = pty.fork()
+        if process == 0:
+            os.chdir(place)
+            os.execv(sys.executable, [str(word) for word in [*command, *flags]])
+        while sum(file.read_text().count("\n") for file in tmp_path.rglob("metrics.jsonl")) <= seen + 20:
+            time.sleep(0.05)  # a terminal without a width gets no bar, and stores the few lines
+        os.close(terminal) if number == signal.SIGHUP else os.kill(process, number)
+        if number != signal.SIGHUP:
+            with contextlib.suppress(OSError):  # the end of a terminal
+                while os.read(terminal, 1000):
+                    pass
+        assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == (130 if number == signal.SIGINT else 75)
+        (run,) = tmp_path.glob("runs/classification/*/seed1")
+        before, updates = updates, num_updates(run)
+        seen = (run / "metrics.jsonl").read_text().count("\n")
+        assert updates > before
+        assert f"SIGTERM: stopped after update {updates}, exit code 75" in (run / "train.log").read_text()
 
 
 def test_a_number_for_two_texts(place, tmp_path):
