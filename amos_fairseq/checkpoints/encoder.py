@@ -79,7 +79,6 @@ class Encoder(nn.Module):
         self.is_fine_tuned = not isinstance(loaded.model, PretrainingModel)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle what :func:`load` was given, as for joblib and other processes: the weights are read again from the file."""
         weights, settings = next(self.model.parameters()), (self.batch_size, self.layer)
         return (
             amos_fairseq.load,
