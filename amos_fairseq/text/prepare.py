@@ -102,7 +102,7 @@ def run(arguments: argparse.Namespace) -> None:
         say(f"{out} is finished already, with these inputs and settings: nothing to do")
         return
     with _unfinished_corpus(out, made_of) as root:
-        split = _read_inputs(root / "text", paths, settings)
+        split = _read_inputs(root / "text", paths, settings, arguments.protect)
         tokenizer = _make_tokenizer(root, settings, workers)
         if tokenizer.protected:
             say(
@@ -165,12 +165,12 @@ def _unfinished_corpus(out: Path, made_of: str) -> Iterator[Path]:
         lock.release()
 
 
-def _read_inputs(text: Path, paths: list[Path], settings: CorpusSettings) -> Split:
+def _read_inputs(text: Path, paths: list[Path], settings: CorpusSettings, markers: list[str]) -> Split:
     record = text / "split.json"
     if not text.is_dir():
         size = sum(file.stat().st_size for path in paths for file in files_of(path))
         with whole_folder(text) as directory, progress_bar(size, "read", "B") as bar:
-            split = split_corpus(paths, directory, settings, bar.update)
+            split = split_corpus(paths, directory, settings, bar.update, markers)
             (directory / record.name).write_text(json_text(dataclasses.asdict(split)), encoding="utf-8")
     return Split(**read_json(record, "what is unfinished was removed, repeat the command"))
 

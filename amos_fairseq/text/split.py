@@ -88,11 +88,15 @@ class SmallestHashes:
         return {self._documents[key]: self._copies[key] for key in sorted(self._documents)}
 
 
-def split_corpus(inputs: list[Path], directory: Path, settings: CorpusSettings, on_read: OnRead) -> Split:
+def split_corpus(
+    inputs: list[Path], directory: Path, settings: CorpusSettings, on_read: OnRead, markers: Sequence[str] = ()
+) -> Split:
     """Write ``valid.txt``, ``sample.txt`` and ``00000.txt``, ... into ``directory``, with a blank line behind each document.
 
-    The order is that of the inputs, but for documents that were among the smallest hashes for a while.
+    The order is that of the inputs, but for documents that were among the smallest hashes for a while. ``markers`` that
+    do not occur are named.
     """
+    unseen = {marker.encode("utf-8") for marker in markers}
     seed = str(settings.seed).encode("ascii")
     files = [DocumentFile(path, settings.text_column, settings.document) for path in inputs]
     total = paragraphs = 0
@@ -101,6 +105,7 @@ def split_corpus(inputs: list[Path], directory: Path, settings: CorpusSettings, 
         for document in (document for file in files for document in file.read(on_read)):
             total += len(document)
             paragraphs += document.count(b"\n")
+            unseen = {marker for marker in unseen if marker not in document}
             digest = hashlib.blake2b(document, digest_size=16, key=seed).digest()
             sample.add(int.from_bytes(digest[8:] + digest[:8], "big"), document)
             for refused, number in valid.add(int.from_bytes(digest, "big"), document):
@@ -117,6 +122,9 @@ def split_corpus(inputs: list[Path], directory: Path, settings: CorpusSettings, 
             train.write(document, number)
     documents = sum(file.num_documents for file in files)
     say(f"{documents:,} documents of {paragraphs:,} paragraphs, {total:,} bytes of text")
+    if unseen:
+        names = " ".join(sorted(marker.decode("utf-8") for marker in unseen))
+        say(f"WARNING: --protect: the text never has {names}: compare case and Unicode form (NFC, NFD) with the text")
     learnable = rests_of(sample.in_order())
     if not train.groups or not learnable:
         raise UserError(

@@ -154,12 +154,14 @@ def test_protected_tokens_are_kept_in_the_corpus(tmp_path, capsys, refused):
     marked = [tuple(f"[E1] {paragraph}" for paragraph in document) for document in DOCUMENTS[:60]]
     source = synthetic_corpus.write_text(tmp_path / "text.txt", marked)
     flags = [source, "--out", tmp_path / "out", "--vocab-size", "150"]
-    main([*flags, "--protect", "[E1]", "--workers", "1"])
-    assert "never masked, sampled or predicted: [E1]\n" in capsys.readouterr().err
+    main([*flags, "--protect", "[E1]", "--protect", "[e1]", "--workers", "1"])
+    printed = capsys.readouterr().err
+    assert "never masked, sampled or predicted: [E1] [e1]\n" in printed
+    assert "--protect: the text never has [e1]: compare" in printed
     assert "was not made of these inputs and settings" in refused(*flags)
     task = make_task(tmp_path / "out")
     marker = task.dictionary.index("[E1]")
-    assert task.special_ids == [0, 1, 2, 3, marker, marker + 1]
+    assert task.special_ids == [0, 1, 2, 3, marker, marker + 1, marker + 2]
     lines = [line for document in read_binarized(tmp_path / "out" / "train") for line in document]
     assert lines
     assert all(line[0] == marker and line.count(marker) == 1 for line in lines)
