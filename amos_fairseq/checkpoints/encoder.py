@@ -7,7 +7,7 @@ layers = encoder(["A text."], all_layers=True).layers    # layers[k] are the sta
 """
 
 import copy
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -122,7 +122,9 @@ class Encoder(nn.Module):
     def _inputs(self, texts: str | Iterable[Text], truncate: bool) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield the tokens of each text or pair, [L] int64, and their types: 0 in the first text, its ``</s>`` included."""
         loaded, limit = self.loaded, self.model.max_positions()
-        for number, text in enumerate([texts] if isinstance(texts, (str, Mapping)) else texts, start=1):
+        # A dictionary and a table would give their keys and names of columns, a set another order each time.
+        is_one = isinstance(texts, (str, Mapping, Set)) or getattr(texts, "ndim", 1) != 1
+        for number, text in enumerate([texts] if is_one else texts, start=1):
             if isinstance(text, str):
                 lines = [" ".join(text.splitlines()) if self.is_fine_tuned else text]
             elif isinstance(text, (tuple, list)) and len(text) == 2 and all(isinstance(each, str) for each in text):

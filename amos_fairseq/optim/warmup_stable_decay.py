@@ -81,7 +81,7 @@ class WarmupStableDecay(FairseqLRScheduler):
         super().load_state_dict({"best": state_dict.get("best")})
         for name in self.STATE:  # fairseq's polynomial_decay has none of them
             setattr(self, name, state_dict.get(name, getattr(self, name)))
-        if self.seconds < 0:
+        if not 0 <= self.seconds < math.inf:
             raise UserError(
                 f"the checkpoint has trained for {self.seconds:g} s: it is damaged; give another checkpoint"
             )

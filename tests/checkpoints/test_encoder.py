@@ -4,6 +4,7 @@ import copy
 import multiprocessing
 import pickle
 
+import numpy as np
 import pytest
 import torch
 from saved_models import change_checkpoint, write_run
@@ -207,6 +208,11 @@ def test_settings_that_are_refused(save_dir):
 
 def test_what_is_no_text(encoder):
     """The keys of a dictionary would be read in place of its texts."""
-    for texts, named in (({"a": "the dog"}, r"text 1: .* got {'a': 'the dog'}"), (["the", 3], "text 2: .* got 3")):
+    for texts, named in (
+        ({"a": "the dog"}, r"text 1: .* got {'a': 'the dog'}"),
+        ({"the dog"}, r"text 1: .* got {'the dog'}"),
+        (np.array([["the", "dog", "fox"]]), r"text 1: .* got array\("),
+        (["the", 3], "text 2: .* got 3"),
+    ):
         with pytest.raises(UserError, match=named):
             encoder(texts)
