@@ -130,6 +130,7 @@ def alone(updates: int = 5) -> Any:
 
 @pytest.mark.parametrize("number", ending.SIGNALS)
 def test_a_rank_records_the_signal(number: int) -> None:
+    signal.signal(number, signal.SIG_DFL)  # the tests may run under nohup
     ending.install_handlers()
     ending.Signals().before_epoch(None, None)
     assert ending.Signals().due(alone()) == (None, False)

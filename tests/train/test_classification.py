@@ -168,6 +168,7 @@ def test_a_closed_terminal_and_a_signal_save_and_end_with_their_codes(number, co
     command = [ROOT / "amos_start.py", "classify", "--checkpoint", "start", "--cpu", "--out", tmp_path, *flags]
     process, terminal = pty.fork()
     if process == 0:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under nohup
         os.chdir(place)
         os.execv(sys.executable, [sys.executable, *map(str, command)])
     try:  # a terminal without a width gets no bar, and stores the few lines
