@@ -64,6 +64,8 @@ def test_a_signal_ends_the_command_with_its_code(number, tmp_path, monkeypatch, 
         raise Stopped
 
     monkeypatch.setattr(runner_module, "train", train)
+    if signal.getsignal(number) == signal.SIG_IGN:  # the tests may run under nohup
+        signal.signal(number, signal.SIG_DFL)
     before = signal.getsignal(number)
     with pytest.raises(SystemExit) as ended:
         run_and_print(Toy(tmp_path))
