@@ -174,7 +174,7 @@ def seed_generators(seed: int) -> None:
 
     ``torch.manual_seed`` does the same, and prepares the seeds of other kinds of devices, each with a text of the call stack.
     """
-    if torch.version.cuda is None or torch.cuda.is_initialized():
+    if torch.cuda.is_initialized() or not torch.cuda.is_available():
         torch.default_generator.manual_seed(seed)
         if torch.cuda.is_initialized():
             torch.cuda.manual_seed_all(seed)

@@ -397,7 +397,11 @@ class PretrainingModel(BaseFairseqModel, abc.ABC):
                 setattr(self, name, torch.zeros_like(state_dict[name], device=self.embed_tokens.weight.device))
 
     def train(self, mode: bool = True) -> "PretrainingModel":
-        """Change the mode. fairseq does it twice an update, and a walk over all modules takes the host a millisecond."""
+        """Change the mode of all modules, unless the model has it already.
+
+        fairseq does it twice an update, and a walk over all modules takes the host a millisecond. So ``train()`` does not reach
+        a module that was put into evaluation mode by itself: ``eval()`` of the whole model comes first.
+        """
         return self if self.training == mode else super().train(mode)
 
     def set_num_updates(self, num_updates: int) -> None:

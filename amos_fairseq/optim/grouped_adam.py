@@ -75,7 +75,10 @@ class GroupedAdam(FairseqOptimizer):
 
     def get_lr(self) -> float:
         """Return the schedule's learning rate, which is that of the heads."""
-        return self._lr
+        group = self.param_groups[0]
+        if group["lr"] == rounded(self._lr, group):
+            return self._lr
+        return group["lr"] / group["lr_scale"]  # PyTorch's schedulers write it there
 
     def set_lr(self, lr: float) -> None:
         """Set every group's share of the schedule's learning rate.
@@ -85,8 +88,7 @@ class GroupedAdam(FairseqOptimizer):
         """
         self._lr = lr
         for group in self.param_groups:
-            rate = lr * group["lr_scale"]
-            group["lr"] = float(np.float32(rate)) if group["params"][0].is_cuda else rate
+            group["lr"] = rounded(lr, group)
 
     def clip_grad_norm(self, max_norm: float, aggregate_norm_fn: Callable[[Tensor], Tensor] | None = None) -> Tensor:
         """Scale the gradients down to ``max_norm`` (0: do not) and return their norm before, a scalar on the device."""
@@ -181,6 +183,12 @@ class GroupedAdam(FairseqOptimizer):
     def supports_flat_params(self) -> bool:
         """False: one flat tensor would lose the groups."""
         return False
+
+
+def rounded(lr: float, group: dict[str, Any]) -> float:
+    """Return a group's share of ``lr``, on a GPU as float32."""
+    rate = lr * group["lr_scale"]
+    return float(np.float32(rate)) if group["params"][0].is_cuda else rate
 
 
 def parameter_groups(

@@ -158,20 +158,21 @@ class GraphedUpdates:
         self.sample = sample | {"net_input": sample["net_input"] | self.static}
         # On a CPU, a function is called again in place of a graph, and reads the rates itself.
         self.rates = [torch.zeros((), device=device) for _ in groups if device.type == "cuda"]
-        before = [group["lr"] for group in groups]
+        before = [(group["lr"], group["capturable"]) for group in groups]
         try:
             for rate, group in zip(self.rates, groups, strict=False):
-                group["lr"] = rate
+                group["lr"], group["capturable"] = rate, True
             self.graph = self.capture(self.update)
         except RuntimeError as error:
-            # PyTorch's generator and allocator stay as they are during a capture: this process cannot train on without a graph.
-            reason = str(error).splitlines()[0]
+            # PyTorch's generator and allocator remain in the mode of a capture: this process cannot train on without a graph.
+            # The end of a failed capture raises an error of its own, whose context is the cause.
+            reason = str(error.__context__ or error).splitlines()[0]
             raise UserError(
                 f"PyTorch cannot capture an update as a CUDA graph ({reason:.200}): train with model.cuda_graphs=false"
             ) from error
         finally:  # a checkpoint has numbers
-            for group, rate in zip(groups, before, strict=True):
-                group["lr"] = rate
+            for group, (rate, capturable) in zip(groups, before, strict=True):
+                group["lr"], group["capturable"] = rate, capturable
 
     def update(self) -> tuple[list[Tensor], device_reads.Layout]:
         """Do what the graph contains; return what the host reads after it, and how to split that."""

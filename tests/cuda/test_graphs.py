@@ -124,6 +124,19 @@ def test_the_captured_program_does_not_depend_on_the_update(recipe: str) -> None
         assert refusal(run.step.trainer) is None
 
 
+def test_each_replay_has_the_rates_of_its_update() -> None:
+    with fake_cuda() as cuda:
+        run, _ = captured(cuda, "mlm_tiny", updates=1)
+        graphed, filled = run.step.trainer.graphed_updates, []
+        for rate in graphed.rates:
+            rate.fill_ = filled.append
+        for _ in range(2):
+            expected = [group["lr"] for group in graphed.groups()]
+            run.step.step(run.full)
+            assert filled == expected != []
+            filled.clear()
+
+
 def with_defect(forward: Callable[..., Any], defect: str) -> Callable[..., Any]:
     def spoiled(self: Any, model: Any, sample: Any, reduce: bool = True) -> Any:
         loss, *rest = forward(self, model, sample, reduce)

@@ -1,7 +1,7 @@
 """Updates that are captured as CUDA graphs, on a CPU: a function in place of a graph beside fairseq's path, bit for bit.
 
-It shows that everything around a graph is that of fairseq: batches, noise, rates, statistics, logs, saves. Kernels and their
-replay need a GPU (tests/gpu), and tests/cuda/test_graphs.py looks at what a graph would contain.
+It shows that everything around a graph is that of fairseq: batches, noise, statistics, logs, saves. Kernels and their replay
+need a GPU (examples/benchmark/gpu/correct.py graphs), and tests/cuda/test_graphs.py looks at what a graph would contain.
 """
 
 import sys
