@@ -38,7 +38,7 @@ def add_parser(subparsers: Any) -> None:
     add("--tokenizer", metavar="DIR", type=Path, help="folder of the tokenizer of MODEL (default: MODEL)")
     add("--updates", type=SIZE, default=2000, metavar="N", help="updates of the training, and of a new generator")
     text = "train for this time instead of --updates, which remain those of a new generator (as for amos train)"
-    add("--minutes", type=number(float, 0), default=0.0, metavar="N", help=text)
+    add("--minutes", type=number(float, 0, 1e7), default=0.0, metavar="N", help=text)
     add("--length", type=number(int, 2), default=128, metavar="TOKENS", help="tokens of a block of text")
     add("--batch-size", type=SIZE, default=32, metavar="N", help="blocks of an update")
     add("--document", choices=(BLANK, LINE), default=BLANK, help="what ends a document, as for amos prepare text")

@@ -7,7 +7,7 @@ from typing import Any
 
 from amos_fairseq.cli.arguments import add_subcommand, number
 
-MINUTES = number(float, 1e-3)
+MINUTES = number(float, 1e-3, 1e7)
 DESCRIPTION = """\
 Train a recipe: fairseq-hydra-train with the folder and name of the recipe and with this package as common.user_dir, from any
 directory. The same command continues the run in checkpoint.save_dir. Several ranks: torchrun --nproc-per-node N --no-python

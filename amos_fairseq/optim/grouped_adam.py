@@ -103,7 +103,10 @@ class GroupedAdam(FairseqOptimizer):
     def step(
         self, closure: Callable[[], Tensor] | None = None, scale: Tensor | float = 1.0, groups: Any = None
     ) -> None:
-        """Update the parameters with their gradients divided by ``scale``; the fused kernel divides."""
+        """Update the parameters with their gradients divided by ``scale``; the fused kernel divides.
+
+        ``closure`` and ``groups`` belong to fairseq's interface, and its trainer gives neither.
+        """
         divisor = None
         if torch.is_tensor(scale) or scale != 1.0:
             device = self.param_groups[0]["params"][0].device
@@ -139,12 +142,23 @@ class GroupedAdam(FairseqOptimizer):
             return False
         for group, of_group, (means, squares, steps) in zip(self.param_groups, gradients, self._states, strict=True):
             torch._foreach_add_(steps, 1)
-            names = ("lr", "weight_decay", "eps")
-            settings = {name: group[name] for name in names} | dict(
-                zip(("beta1", "beta2"), group["betas"], strict=True)
+            beta1, beta2 = group["betas"]
+            torch._fused_adamw_(
+                group["params"],
+                of_group,
+                means,
+                squares,
+                [],
+                steps,
+                lr=group["lr"],
+                beta1=beta1,
+                beta2=beta2,
+                weight_decay=group["weight_decay"],
+                eps=group["eps"],
+                amsgrad=False,
+                maximize=False,
+                grad_scale=divisor,
             )
-            settings |= {"amsgrad": False, "maximize": False, "grad_scale": divisor}
-            torch._fused_adamw_(group["params"], of_group, means, squares, [], steps, **settings)
         return True
 
     @property

@@ -6,9 +6,8 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-import yaml
-
-from amos_fairseq.errors import UserError, explain_os_errors
+from amos_fairseq.errors import UserError
+from amos_fairseq.untrusted import read_yaml
 
 RECIPES = Path(__file__).resolve().parent
 PACKAGE = RECIPES.parent
@@ -55,11 +54,7 @@ def find_recipe(source: str) -> tuple[Path, str]:
 
 def defaults_list(path: Path) -> list[object]:
     """Return the entries of ``defaults`` in a YAML file: the recipes and folders that it is merged with."""
-    try:
-        with explain_os_errors(f"{path} cannot be read", ": permit it, or give another file"):
-            content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} is not YAML: {error}") from error
+    content = read_yaml(path, "correct the recipe")
     entries = content.get("defaults") if isinstance(content, dict) else None
     return entries if isinstance(entries, list) else []
 

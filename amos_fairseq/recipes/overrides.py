@@ -14,13 +14,13 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.process import python_command
 from amos_fairseq.recipes import PACKAGE, RECIPES, defaults_list, did_you_mean, find_recipe, quoted, search_path
+from amos_fairseq.untrusted import read_yaml
 
 # The groups of fairseq, of which a recipe names one member in _name.
 GROUPS = ("bpe", "criterion", "lr_scheduler", "model", "optimizer", "scoring", "task", "tokenizer")
@@ -84,7 +84,7 @@ def known_settings(config_dir: Path, name: str) -> dict[str, Any]:
             if next_path is None or next_path == path:
                 return {}
             waiting.append(next_path)
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = read_yaml(path, "correct the recipe")
         for section, values in (content if isinstance(content, dict) else {}).items():
             if isinstance(values, dict):
                 file_settings = {f"{section}.{key}": value for key, value in values.items()}

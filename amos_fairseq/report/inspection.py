@@ -79,9 +79,8 @@ class Inspection:
     masked: list[MaskedToken]
     num_truncated: int  # tokens of the text beyond the maximum input of the model
     positive_class: str  # what the discriminator detects, "replaced" or "noise"; empty without a discriminator
-    selected: (
-        str  # "masked", the tokens that the generator predicts; "selected" for two-tower generators, which need no mask
-    )
+    # How the page calls the tokens that the generator predicts: "masked", or "selected" for Electric, which hides none.
+    selected: str
 
     @property
     def summary(self) -> str:

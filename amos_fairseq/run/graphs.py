@@ -1,17 +1,17 @@
 """``model.cuda_graphs``: an update is captured once as a CUDA graph, and then launched as a whole.
 
-The kernels of a small model take less time than the host needs to launch them: an update of ``electra_small`` has about 1,100.
-A graph launches them all at once. It repeats what the host did while it was captured, at the same addresses of memory, so
-everything that changes from update to update must lie in a tensor:
+The operators of a small model take less time than the host needs to launch them: an update of ``electra_small`` has about
+1,100. A graph launches them all at once. It repeats the launches that were captured, with the same addresses of memory and the
+same Python values, so whatever changes from update to update is stored in a tensor:
 
     outside of the graph    the batch is copied into static tensors, the generator is seeded, the learning rates are copied to
                             the device; after it, the statistics are read
     in the graph            zero the gradients, forward and backward pass, sum into the masters, norm, clipping, Adam, cast to
                             16 bits, join the statistics into one vector
 
-Python values are part of the graph. :meth:`GraphedUpdates.key` has those that can change during a run: a graph is replayed for
-batches of its own key, and all other batches take fairseq's path between. What changes with the number of the update is refused
-(:func:`refusal`).
+:meth:`GraphedUpdates.key` returns the Python values that can differ between batches: a graph is replayed for batches of its own
+key, and all other batches take fairseq's path. A run with a Python value that changes with the number of the update is not
+captured (:func:`refusal`).
 """
 
 import logging
@@ -74,10 +74,12 @@ def refusal(trainer: Trainer) -> str | None:
     reasons = {
         "on a CPU": not trainer.cuda,
         "with --fp16, whose loss scale the host needs: give --bf16": cfg.common.fp16,
-        "with memory-efficient bf16": cfg.common.memory_efficient_bf16,
         "on several ranks": trainer.data_parallel_world_size > 1,
         "with optimization.update_freq above 1": set(cfg.optimization.update_freq) != {1},
+        "with common.empty_cache_freq": cfg.common.empty_cache_freq > 0,
         "for another task than text_pretraining": setting("task._name") != "text_pretraining",
+        "with task.sample_break_mode other than none, whose blocks are padded": setting("task.sample_break_mode")
+        != "none",
         "with another optimizer than grouped_adam": setting("optimizer._name") != "grouped_adam",
         "without bias correction (optimizer.bias_correction)": not setting("optimizer.bias_correction"),
         "with model.activation_checkpointing": setting("model.activation_checkpointing"),
@@ -99,6 +101,8 @@ class GraphedUpdates:
     def __init__(self, trainer: Trainer, capture: Callable[[Callable[[], Any]], Any] = CudaGraph) -> None:
         self.trainer, self.capture = trainer, capture
         self.positions = trainer.get_model().learned_positions()
+        self.static: dict[str, Tensor] = {}  # the batch on the device
+        self.rates: list[Tensor] = []  # the learning rate of each group of parameters on the device; none on a CPU
         self.graph: Any = None
         self.graph_key: Any = None
         self.last_key: Any = None
@@ -156,8 +160,8 @@ class GraphedUpdates:
         device, groups = self.trainer.device, self.groups()
         self.static = {name: sample["net_input"][name].to(device, copy=True) for name in INPUTS}
         self.sample = sample | {"net_input": sample["net_input"] | self.static}
-        # On a CPU, a function is called again in place of a graph, and reads the rates itself.
-        self.rates = [torch.zeros((), device=device) for _ in groups if device.type == "cuda"]
+        if device.type == "cuda":  # on a CPU a function is called again in place of a graph, and reads the rates itself
+            self.rates = [torch.zeros((), device=device) for _ in groups]
         before = [(group["lr"], group["capturable"]) for group in groups]
         try:
             for rate, group in zip(self.rates, groups, strict=False):
@@ -190,7 +194,7 @@ class GraphedUpdates:
 
 
 def log_free_memory(trainer: Trainer) -> None:
-    """Log what fairseq's ``train_step`` logs."""
-    used = torch.cuda.max_memory_allocated() / 2**30
+    """Log what fairseq's ``train_step`` logs, from the memory that PyTorch has reserved: that of a graph is not allocated."""
+    used = torch.cuda.max_memory_reserved() / 2**30
     torch.cuda.reset_peak_memory_stats()
     metrics.log_scalar("gb_free", trainer.cuda_env.total_memory_in_GB - used, priority=1500, round=1, weight=0)

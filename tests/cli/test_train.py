@@ -77,10 +77,12 @@ def test_paths_are_quoted_for_hydra(path: str) -> None:
         ("absent.yaml", "absent.yaml is no file *.yaml"),
         ("old.yml", "old.yml is no file *.yaml"),
         ("broken.yaml", "broken.yaml is not YAML"),
+        ("twice.yaml", "twice.yaml is not YAML that can be read (a key is there twice): correct the recipe"),
     ],
 )
 def test_missing_recipe_is_one_line(recipe, message, tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "old.yml").touch()
     (tmp_path / "broken.yaml").write_text("a: [")
+    (tmp_path / "twice.yaml").write_text("common:\n  seed: 1\n  seed: 2\n")
     assert message in error_line(capsys, main, "train", recipe)

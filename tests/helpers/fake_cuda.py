@@ -344,6 +344,7 @@ TORCH_CUDA: dict[str, Any] = {
     "is_bf16_supported": lambda *args, **kwargs: True,
     "is_current_stream_capturing": lambda: False,
     "max_memory_allocated": lambda device=None: 0,
+    "max_memory_reserved": lambda device=None: 0,
     "get_rng_state": lambda device=None: torch.empty(16, dtype=torch.uint8),
     **dict.fromkeys(("set_rng_state", "manual_seed", "manual_seed_all"), _nothing),
     **dict.fromkeys(("empty_cache", "synchronize", "reset_peak_memory_stats"), _nothing),

@@ -86,7 +86,7 @@ def test_an_update_has_the_bits_of_fairseqs(recipe: str, precision: str) -> None
 
 @pytest.mark.slow
 def test_a_run_with_phases_validation_and_saves_also_resumed(binarized_corpus: Path, tmp_path: Path) -> None:
-    """A new phase is a new kind of batch, and learned positions of short blocks train their copies. 8 = 4 + 4 updates."""
+    """A new phase is a new kind of batch, and learned positions of short blocks train their copies."""
     phases = "[{length: 8, share: 0.5, batch_size: 16}, {length: 32, share: 0.5, batch_size: 4}]"
     flags = ["--phases", phases, "--bf16", "--max-update", "16", "--save-interval-updates", "1", "--cuda-graphs"]
     flags += ["--validate-interval-updates", "6"]
@@ -104,6 +104,18 @@ def test_a_run_with_phases_validation_and_saves_also_resumed(binarized_corpus: P
     killed = killed_at(4, tmp_path / "graphed", tmp_path / "killed")
     assert "5 updates replayed" in train(killed, eager)
     assert_same_run(killed, tmp_path / "stock")
+
+
+def test_a_graph_belongs_to_a_kind_of_batch() -> None:
+    """Two phases may have blocks of one length, and learned positions that repeat or do not."""
+    step, batches = graphed_step("electra_tiny")
+    graphed, keys = step.trainer.graphed_updates, []
+    for phase, period in ((None, 0), (0, 0), (1, 0), (1, 8)):
+        step.trainer.task.phase_iterator = None if phase is None else SimpleNamespace(phase=phase)
+        graphed.positions[0].period = period
+        keys.append(graphed.key(batches[0]))
+    assert all(keys.count(key) == 1 for key in keys)
+    assert keys[-1] == graphed.key(batches[1])
 
 
 def graphed_step(recipe: str = "mlm_tiny", capture: Any = EagerGraph) -> tuple[FairseqStep, list[dict[str, Any]]]:
@@ -139,7 +151,8 @@ def test_a_capture_that_fails_ends_the_run_with_one_line() -> None:
 
 REFUSALS = {
     "common.fp16=true": "with --fp16",
-    "common.memory_efficient_bf16=true": "with memory-efficient bf16",
+    "common.empty_cache_freq=10": "with common.empty_cache_freq",
+    "task.sample_break_mode=complete": "with task.sample_break_mode",
     "optimization.update_freq=[1,2]": "with optimization.update_freq above 1",
     "task._name=squad": "for another task than text_pretraining",
     "optimizer._name=adam": "with another optimizer than grouped_adam",

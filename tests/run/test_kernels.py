@@ -1,13 +1,14 @@
 """``--deterministic``: what it sets on a GPU, that a CPU is left alone, and the cumulative sums that replace PyTorch's."""
 
 import os
+from types import SimpleNamespace
 
 import pytest
 import torch
 from omegaconf import OmegaConf
 
 from amos_fairseq.functional.sampling import running_sums
-from amos_fairseq.run.kernels import WORKSPACE_VARIABLE, Determinism
+from amos_fairseq.run.kernels import WORKSPACE_VARIABLE, Determinism, Memory
 
 
 def configuration(deterministic: bool):
@@ -47,3 +48,16 @@ def test_sums_of_integers_are_cumulative_sums(width: int, restored_determinism: 
     steps = sums.diff(dim=-1, prepend=torch.zeros(5, 1, dtype=torch.float64))
     assert (steps >= 0).all()
     assert (steps[values == 0] == 0).all()
+
+
+def test_free_memory_is_logged_once_for_each_line_of_the_log() -> None:
+    """fairseq logs it in the updates in which its trainer knows the GPU."""
+    hook, gpu = Memory(), object()
+    trainer = SimpleNamespace(cuda_env=gpu, cfg=OmegaConf.create({"common": {"log_interval": 3}}))
+    hook.after_trainer(trainer)
+    logged = []
+    for done in range(7):
+        trainer.get_num_updates = lambda done=done: done
+        hook.before_update(trainer)
+        logged.append(trainer.cuda_env is gpu)
+    assert logged == [False, False, True, False, False, True, False]

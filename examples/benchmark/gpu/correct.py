@@ -153,7 +153,7 @@ def graphed_updates(case: str, device: torch.device, graphed: bool) -> dict[str,
 
 
 def describe_difference(one: dict[str, object], other: dict[str, object]) -> str:
-    pairs = list(zip(one["tensors"], other["tensors"], strict=False))
+    pairs = list(zip(one["tensors"], other["tensors"], strict=True))
     largest = max((left.double() - right.double()).abs().max().item() for left, right in pairs)
     updates = [number for number, (a, b) in enumerate(zip(one["logged"], other["logged"], strict=True), 1) if a != b]
     if not largest and not updates:
