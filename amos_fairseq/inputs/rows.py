@@ -179,6 +179,12 @@ class Tables:
         }
         return columns | {"kind": self.kind, "separator": self.label_separator if self.kind == "labels" else None}
 
+    @property
+    def label_name(self) -> str:
+        """What titles and notes call the label: its column, or "labels" for several columns."""
+        columns = names_in_option(self.label)
+        return columns[0] if len(columns) == 1 else "labels"
+
     def read(self) -> tuple["LabeledRows", "LabeledRows", "LabelSpace", list[str]]:
         """Return the rows to train and to score on, what their labels are, and footnotes of the table of scores; print what was
         read."""
@@ -193,8 +199,11 @@ class Tables:
         train = self._parsed(self.train, train, kind, marks)
         train, dev = split_off_dev(train) if dev is None else (train, self._parsed(self.dev, dev, kind, marks))
         space = LabelSpace.of(kind, train.labels, train.source)
-        inferred += ", named by their places in lists of 0 and 1" if marks and len(columns) == 1 else ""
-        notes = [f"{', '.join(columns)}: {space}{inferred}", *notes_on(train, dev, space, self.dev is None)]
+        if len(columns) > 1:
+            inferred = ", a column of 0 and 1 each" if marks else inferred
+        elif marks:
+            inferred += ", named by their places in lists of 0 and 1"
+        notes = [f"{self.label_name}: {space}{inferred}", *notes_on(train, dev, space, self.dev is None)]
         return train, dev, space, [printable(note) for note in notes]
 
     def _read(self, path: Path) -> "LabeledRows":

@@ -157,14 +157,21 @@ TABLES = {
 }
 
 
+NOTES = {
+    "columns of 0 and 1": "labels: 3 labels (new, rude, sad), a column of 0 and 1 each",
+    "lists of 0 and 1": "labels: 2 labels (1, 2), inferred: --kind gives another, named by their places in lists of 0 and 1",
+}
+
+
 @pytest.mark.parametrize("name", TABLES)
 def test_rows_with_labels(name: str, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     """What is printed has the first row, and how many there are."""
     file, content, options, texts, (kind, labels) = TABLES[name]
     path = tmp_path / file
     path.write_bytes(content)
-    train, dev, space, _ = Tables(path, path, **options).check().read()
+    train, dev, space, notes = Tables(path, path, **options).check().read()
     assert (train.texts, train.labels, space.kind) == (texts, labels, kind)
+    assert notes[0] == NOTES.get(name, notes[0])
     assert (dev.texts, dev.labels) == (texts, labels)
     error = capsys.readouterr().err
     assert f"{path}: the first: {' | '.join(texts[0])} -> {labels[0]}\n" in error

@@ -15,7 +15,7 @@ import numpy as np
 from amos_fairseq.downstream.texts.scores import SCORES
 from amos_fairseq.errors import printable
 from amos_fairseq.files import DICTIONARY_FILE, TOKENIZER_DIRECTORY
-from amos_fairseq.inputs.rows import TASK_FILE, LabeledRows, LabelSpace, Tables, names_in_option
+from amos_fairseq.inputs.rows import TASK_FILE, LabeledRows, LabelSpace, Tables
 from amos_fairseq.output.terminal import progress_bar, say
 from amos_fairseq.text.encoding import (
     BATCH_ROWS,
@@ -118,7 +118,7 @@ def write_tables(directory: Path, tables: Tables, tokenizer: Tokenizer, descript
         say(f"{split}: {describe_unknown(facts)}", "classify")
     record |= {
         "text_columns": list(tables.text),
-        "label_column": printable(", ".join(names_in_option(tables.label))),
+        "label_column": printable(tables.label_name),
         "header": not tables.no_header,
         "notes": notes,
     }
