@@ -11,8 +11,8 @@ import tokenize
 from tiny_runs import ROOT
 
 FILES = list((ROOT / "amos_fairseq").rglob("*.py"))
-MOST_LINES, MOST_FILES, MOST_RAISES, MOST_BRANCHES = 34_700, 190, 17.1, 20
-MOST_LINES_OF_TESTS = 33_470
+MOST_LINES, MOST_FILES, MOST_RAISES, MOST_BRANCHES = 36_000, 205, 17.1, 20
+MOST_LINES_OF_TESTS = 35_200
 NO_CODE = {
     *(tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT),
     *(tokenize.ENCODING, tokenize.ENDMARKER),
