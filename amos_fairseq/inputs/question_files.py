@@ -72,7 +72,7 @@ class Example(NamedTuple):
 
     @property
     def spans(self) -> list[tuple[int, int]]:
-        """First and last token of each answer that is aligned. The first one is the target of training."""
+        """First and last token of each answer that is aligned, in the order of the file."""
         return [answer.tokens for answer in self.answers if answer.tokens is not None]
 
 
@@ -150,8 +150,15 @@ def _question(node: dict[str, Any]) -> Question:
         pairs = list(zip(answers["text"], answers["answer_start"], strict=True))
     else:
         pairs = [(answer["text"], answer["answer_start"]) for answer in answers]
-    answers = tuple(Answer(text_in(text), whole_number(start, -LARGEST_COUNT)) for text, start in pairs if text.strip())
+    answers = tuple(
+        _answer(text_in(text), whole_number(start, -LARGEST_COUNT)) for text, start in pairs if text.strip()
+    )
     return Question(name, text_in(node["question"]), answers, not answers)
+
+
+def _answer(text: str, start: int) -> Answer:
+    """Return an answer without the blanks at its ends, which people mark by mistake."""
+    return Answer(text.strip(), start + len(text) - len(text.lstrip()))
 
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")

@@ -108,8 +108,8 @@ class Window(NamedTuple):
 class SquadWindowDataset(LabeledSequences):
     """All windows of a split: in training shuffled, and without questions whose answers could not be aligned to tokens.
 
-    The target of a window that contains the whole answer is the positions of its first and last token; the target of any
-    other window is 0 and 0, the position of ``<s>``.
+    The target of a window is the positions of the first and last token of an answer: of those that it contains as a whole the
+    first one in the file. The target of a window without any is 0 and 0, the position of ``<s>``.
     """
 
     def __init__(self, split: SquadSplit, *, limits: WindowLimits, seed: int = 0, training: bool = False) -> None:
@@ -152,11 +152,10 @@ class SquadWindowDataset(LabeledSequences):
 
     @staticmethod
     def _target(window: Window, example: Example) -> tuple[int, int]:
-        first, last = next(iter(example.spans), (-1, -1))
-        if first < window.begin or last >= window.end:
-            return 0, 0
-        shift = window.offset - window.begin
-        return first + shift, last + shift
+        for first, last in example.spans:
+            if window.begin <= first and last < window.end:
+                return first - window.begin + window.offset, last - window.begin + window.offset
+        return 0, 0
 
     def add_labels(self, batch: dict[str, Any], samples: Sequence[dict[str, Any]]) -> None:
         """Add to ``net_input``: ``answer_mask`` [B,T] bool, True at context tokens, and ``span_targets``, two [B] int64."""

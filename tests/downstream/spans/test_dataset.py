@@ -1,5 +1,8 @@
 """Windows over contexts against naive loops, their contents and labels."""
 
+import json
+from collections import Counter
+
 import numpy as np
 import pytest
 from fairseq.data import Dictionary
@@ -53,7 +56,27 @@ def data(tmp_path_factory):
     squad = make_squad(facts=8)
     # One answer that is not where the file says: its question cannot be trained on.
     squad["data"][0]["paragraphs"][0]["qas"][0]["answers"] = [{"text": "red", "answer_start": 0}]
+    # The first and the last word are right too, with blanks: other windows than those of the first answer contain them.
+    for content in squad["data"][0]["paragraphs"][1:]:
+        last = content["context"].rindex(" ")
+        for question in content["qas"][:3]:
+            question["answers"][1:] = [{"text": f"{content['context'][last:]}\n", "answer_start": last}]
+            question["answers"].append({"text": "The ", "answer_start": 0})
     return prepare_squad(tmp_path_factory.mktemp("squad"), squad)
+
+
+def naive_answers(split: SquadSplit, number: int) -> list[tuple[int, int]]:
+    """First and last token of each answer of the file, compared one character after the other."""
+    squad = json.loads((split.directory.parent / "squad.json").read_text(encoding="utf-8"))
+    content, question = [(c, q) for c in squad["data"][0]["paragraphs"] for q in c["qas"]][number]
+    starts, ends = split.offsets(split.examples[number].context)
+    answers = []
+    for text, begin in (answer.values() for answer in question["answers"]):
+        wanted = {begin + place for place, character in enumerate(text) if not character.isspace()}
+        tokens = [token for token in range(len(starts)) if wanted & set(range(starts[token], ends[token]))]
+        if content["context"][begin:].strip().startswith(text.strip()):
+            answers.append((tokens[0], tokens[-1]))
+    return answers
 
 
 @pytest.mark.parametrize("num_separators", [1, 2])
@@ -61,25 +84,27 @@ def test_every_window_holds_question_and_context(data, num_separators):
     """Tokens, labels and mask of each window, rebuilt from the files one token at a time."""
     split = SquadSplit(data, "valid")
     windows = SquadWindowDataset(split, limits=LIMITS._replace(num_separators=num_separators))
-    index = 0
+    index, found = 0, Counter()
     for number, example in enumerate(split.examples):
         question = split.questions[number].tolist()[:8]
-        context = split.contexts[example.context].tolist()
+        context, answers = split.contexts[example.context].tolist(), naive_answers(split, number)
         for begin, end in naive_ranges(len(context), 38 - num_separators - len(question), 12):
             item = windows[index]
             assert item["tokens"].tolist() == [0, *question, *[2] * num_separators, *context[begin:end], 2]
             assert len(item["tokens"]) == windows.size(index) <= 40
             first, count = item["context"]
             assert item["tokens"][first : first + count].tolist() == context[begin:end]
-            answer = example.spans[0] if example.spans else (-1, -1)
-            if begin <= answer[0] and answer[1] < end:
+            inside = [answer for answer in answers if begin <= answer[0] and answer[1] < end]
+            if inside:
                 start, last = item["target"]
-                assert item["tokens"][start : last + 1].tolist() == context[answer[0] : answer[1] + 1]
+                assert item["tokens"][start : last + 1].tolist() == context[inside[0][0] : inside[0][1] + 1]
                 assert first <= start <= last < first + count
+                found[answers.index(inside[0])] += 1
             else:
                 assert item["target"] == (0, 0)
             index += 1
     assert index == len(windows)
+    assert all(found[place] for place in range(3))
     without_target = [windows.window(i).example for i in range(index) if windows[i]["target"] == (0, 0)]
     assert any(split.examples[number].answers for number in without_target)
 
