@@ -23,7 +23,7 @@ def add_parser(subparsers: Any) -> None:
     add = parser.add_argument
     text = "table with a header: .tsv, .csv, JSON lines, Parquet, or a folder of datasets"
     add("--train", metavar="FILE", type=Path, help=text)
-    text = "table to score on (default: a tenth of the rows of --train, at random)"
+    text = "table to score on (default: a tenth of the rows of --train, at random, of each class its share)"
     add("--dev", metavar="FILE", type=Path, help=text)
     text = "OUT of this command as --checkpoint: label all rows of FILE with its best run, and write them to the file --out"
     add("--predict", metavar="FILE", type=Path, help=text)

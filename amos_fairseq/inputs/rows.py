@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +25,7 @@ MOST_CLASSES = 10_000
 # Of labels that are numbers: the largest, and their mean over their deviation. Models compute them in float32, and scores their
 # squares.
 LARGEST_NUMBER, LARGEST_RATIO = 1e30, 1e5
+MOST_COUNTED = 20  # classes whose dev rows a note counts
 SHOWN_LABELS = 100  # of a list of labels in a message
 
 
@@ -197,7 +199,7 @@ class Tables:
         if kind == "labels":
             marks = columns if len(columns) > 1 else names_of_marks(train.labels)
         train = self._parsed(self.train, train, kind, marks)
-        train, dev = split_off_dev(train) if dev is None else (train, self._parsed(self.dev, dev, kind, marks))
+        train, dev = split_off_dev(train, kind) if dev is None else (train, self._parsed(self.dev, dev, kind, marks))
         space = LabelSpace.of(kind, train.labels, train.source)
         if len(columns) > 1:
             inferred = ", a column of 0 and 1 each" if marks else inferred
@@ -318,21 +320,27 @@ def texts_of(values: Mapping[str, Any], columns: Sequence[str], where: str) -> t
     return tuple(texts)
 
 
-def split_off_dev(rows: LabeledRows) -> tuple[LabeledRows, LabeledRows]:
+def split_off_dev(rows: LabeledRows, kind: str) -> tuple[LabeledRows, LabeledRows]:
     """Return training and dev rows: a tenth, at random. Rows with equal texts are on the same side."""
-    dev = held_out(rows.texts, rows.source, "texts")
+    dev = held_out(rows.texts, rows.source, "texts", rows.labels if kind == "classes" else None)
     train = rows.choose(sorted(set(range(len(rows))).difference(dev)))
     return train, dataclasses.replace(rows.choose(dev), left_out={})
 
 
 def notes_on(train: LabeledRows, dev: LabeledRows, space: LabelSpace, dev_is_chosen: bool) -> Iterator[str]:
-    """Yield footnotes of the table: rows left out, dev texts that train too, and dev labels that no training row has."""
+    """Yield footnotes of the table: rows left out, dev rows of each class, dev texts that train too, and dev labels that no
+    training row has."""
     for name, rows in (("training", train), ("dev", dev)):
         for why, count in rows.left_out.items():
             if count:
                 yield f"{rows.source}: {count:,} {name} rows {why} are left out"
     if dev_is_chosen:
         yield held_out_note(len(dev), len(train), "rows", dev.source)
+    if space.kind == "classes":
+        counts = Counter(dev.labels)
+        each = f"dev rows of each class: {', '.join(f'{name} {counts[name]:,}' for name in space.names)}"
+        few = f"dev has rows of {len(counts.keys() & space.names):,} of {len(space.names):,} classes"
+        yield f"{dev.source}: {each if len(space.names) <= MOST_COUNTED else few}"
     trained = set(train.texts)
     if seen := sum(texts in trained for texts in dev.texts):
         yield f"{dev.source}: {seen:,} of {len(dev):,} dev rows have a text that trains too: the scores may be too high"

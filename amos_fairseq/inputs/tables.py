@@ -2,6 +2,7 @@
 
 import contextlib
 import csv
+from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
@@ -311,19 +312,40 @@ def plain(value: Any) -> Any:
     return value if isinstance(value, bool | int | float | None) else str(value)
 
 
-def held_out(examples: Sequence[Hashable], source: str | Path, what: str) -> list[int]:
-    """Return the indices of a tenth of the examples, chosen at random, to score on. Equal ones are on the same side."""
+def held_out(
+    examples: Sequence[Hashable], source: str | Path, what: str, classes: Sequence[Hashable] | None = None
+) -> list[int]:
+    """Return the indices of a tenth of the examples, chosen at random, to score on. Equal ones are on the same side. With
+    ``classes``, one for each example, dev has nearly their shares, and one of each where there is room."""
     indices: dict[Hashable, list[int]] = {}
     for index, example in enumerate(examples):
         indices.setdefault(example, []).append(index)
     groups, wanted = list(indices.values()), round(DEV_SHARE * len(examples))
-    if len(groups) < 10 or wanted < 1:
-        raise UserError(f"{source} has {len(groups)} different {what}, too few to choose dev {what}: give --dev")
+    order = np.random.default_rng(SPLIT_SEED).permutation(len(groups)).tolist()
+    if classes is not None:
+        sizes = Counter(classes)  # of equal texts the rarest class counts, so that each class keeps some of its rows
+        order = _by_class(order, [min((classes[index] for index in group), key=sizes.get) for group in groups])
     dev: list[int] = []
-    for group in np.random.default_rng(SPLIT_SEED).permutation(len(groups)):
+    for group in order:
         if len(dev) + len(groups[group]) <= wanted:
             dev += groups[group]
+    if len(groups) < 10 or not dev:
+        of_classes = "" if classes is None else f" of {len(sizes):,} classes"
+        raise UserError(
+            f"{source} has {len(groups)} different {what}{of_classes}, too few to choose dev {what}: give --dev"
+        )
     return sorted(dev)
+
+
+def _by_class(order: Sequence[int], classes: Sequence[Hashable]) -> list[int]:
+    """Return the groups in the order in which dev takes them: those of each class at equal distances between 0 and 1, the first
+    one as if its class were not rare. The last group of each class is left out: it trains."""
+    members: dict[Hashable, list[int]] = {}
+    for group in order:
+        members.setdefault(classes[group], []).append(group)
+    places = {own[0]: min(0.5 / len(own), DEV_SHARE / 2) for own in members.values() if len(own) > 1}
+    places |= {own[k]: (k + 0.5) / len(own) for own in members.values() for k in range(1, len(own) - 1)}
+    return sorted(places, key=places.get)
 
 
 def held_out_note(num_dev: int, num_train: int, what: str, source: str) -> str:

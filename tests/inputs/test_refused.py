@@ -116,7 +116,12 @@ TABLES = [
         {"label": ["rude", "sad"]},
         "line 3, column rude, sad: sad is '', not 0 or 1",
     ),
-    ("few.tsv", TSV, {"dev": None}, "few.tsv has 2 different texts, too few to choose dev texts: give --dev"),
+    (
+        "few.tsv",
+        TSV,
+        {"dev": None},
+        "few.tsv has 2 different texts of 2 classes, too few to choose dev texts: give --dev",
+    ),
 ]
 
 

@@ -1,6 +1,7 @@
 """What ``amos classify`` makes of a table: columns, kinds of labels, dev rows, counts, and files, by hand."""
 
 import csv
+import dataclasses
 import json
 import math
 from collections import Counter
@@ -9,11 +10,12 @@ from pathlib import Path
 import pytest
 from fairseq.data import Dictionary
 from saved_models import small_tokenizer
+from sklearn.model_selection import train_test_split
 
 from amos_fairseq.downstream.texts.dataset import LabeledTexts, read_targets, read_task_record
 from amos_fairseq.downstream.texts.prepare import write_tables
 from amos_fairseq.errors import UserError
-from amos_fairseq.inputs.rows import Tables, read_rows, split_off_dev
+from amos_fairseq.inputs.rows import LabeledRows, Tables, read_rows, split_off_dev
 
 
 def write_csv(path: Path, header: list[str], rows: list[tuple]) -> Path:
@@ -108,13 +110,44 @@ def test_whole_numbers_of_a_table_with_a_gap_are_the_same_classes(tmp_path):
 def test_dev_rows_are_a_tenth_and_share_no_text(tmp_path):
     rows = [(f"text {i % 150}", "ab"[i % 2]) for i in range(200)]
     read = read_rows(write_csv(tmp_path / "t.csv", ["text", "label"], rows), ("text",), "label")
-    train, dev = split_off_dev(read)
+    train, dev = split_off_dev(read, "classes")
     assert 19 <= len(dev) <= 20
     assert not set(train.texts) & set(dev.texts)
     assert Counter(train.ids + dev.ids) == Counter(read.ids)
-    assert [part.ids for part in split_off_dev(read)] == [train.ids, dev.ids]
-    with pytest.raises(UserError, match="has 2 different texts, too few to choose dev texts: give --dev"):
-        split_off_dev(read.choose([0, 1]))
+    assert [part.ids for part in split_off_dev(read, "classes")] == [train.ids, dev.ids]
+    with pytest.raises(UserError, match="has 2 different texts of 2 classes, too few to choose dev texts: give --dev"):
+        split_off_dev(read.choose([0, 1]), "classes")
+
+
+def test_dev_rows_keep_the_shares_of_classes():
+    """Within a row those of scikit-learn's stratified split, but one of a rare class; a class never loses all of its rows."""
+    sizes = {"a": 203, "b": 120, "c": 61, "d": 12, "rare": 3, "single": 1}
+    labels = [name for name, size in sizes.items() for _ in range(size)]
+    rows = LabeledRows("t.tsv", "", [""] * 400, [(str(n // 2 if n < 20 else n),) for n in range(400)], labels)
+    train, dev = split_off_dev(rows, "classes")
+    _, theirs = train_test_split(labels[:-1], test_size=40, stratify=labels[:-1], random_state=1)
+    ours, theirs = Counter(dev.labels), Counter(theirs)
+    assert (len(dev), ours["rare"], ours["single"], theirs["rare"]) == (40, 1, 0, 0)
+    assert all(abs(ours[name] - theirs[name]) <= 1 for name in sizes)
+    assert set(train.labels) == set(sizes)
+    many = LabeledRows("t.tsv", "", [""] * 100, [(str(n),) for n in range(100)], [str(n // 2) for n in range(100)])
+    train, dev = split_off_dev(many, "classes")
+    assert (len(dev), len(set(train.labels))) == (10, 50)
+    with pytest.raises(UserError, match="has 100 different texts of 100 classes, too few"):
+        split_off_dev(dataclasses.replace(many, labels=[str(n) for n in range(100)]), "classes")
+    _, dev = split_off_dev(many, "number")  # without regard to labels
+    assert [int(text) for (text,) in dev.texts] == [
+        5,
+        6,
+        8,
+        16,
+        34,
+        38,
+        48,
+        55,
+        81,
+        99,
+    ]
 
 
 NOTED = [
@@ -130,7 +163,7 @@ NOTED = [
 def test_what_is_inferred_and_left_out_is_noted(labels, space, note, tmp_path):
     *_, notes = read(tmp_path / "t.tsv", table(labels))
     assert notes[0].startswith(f"label: {space}"), notes
-    others = [other for other in notes[1:] if "chosen at random" not in other]
+    others = [other for other in notes[1:] if "chosen at random" not in other and "dev rows of each" not in other]
     assert any(note in other for other in others) if note else not others, notes
 
 
