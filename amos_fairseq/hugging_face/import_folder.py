@@ -10,6 +10,7 @@ starts from the model class's initial values.
 
 import os
 import re
+import shlex
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,7 +51,7 @@ from amos_fairseq.models.pretraining import POOLER, PretrainingModel
 from amos_fairseq.setting_checks import as_flags
 from amos_fairseq.text.tokenization.fast_tokenizer import ABSENT, FastTokenizer, row_map
 from amos_fairseq.text.tokenization.tokenizer import Tokenizer, embedding_symbols
-from amos_fairseq.untrusted import LAST_KEYS, field, plain_name, read_json
+from amos_fairseq.untrusted import LAST_KEYS, field, plain_name, read_bytes, read_json
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -68,6 +69,22 @@ _EQUAL_IN_BOTH = ("encoder_layers", "layer_norm_eps", "max_positions", "token_ty
 _SCALED_IN_GENERATOR = ("encoder_ffn_embed_dim", "encoder_attention_heads")
 _SAME_MODEL = "take both files from the same model"
 _MODULES = "modules.json"  # of sentence-transformers
+_TENSORFLOW = "has weights of TensorFlow alone: take model.safetensors, or convert them (transformers 4, from_tf=True)"
+# What a folder without configuration or weights is, by a file in it; {} is the newest folder with such a file.
+_OTHER_FOLDERS = {
+    "adapter_config.json": "is an adapter (LoRA): merge it into its model first (merge_and_unload of PEFT), and save that",
+    "tf_model.h5": _TENSORFLOW,
+    "*.ckpt.index": _TENSORFLOW,
+    "checkpoint-*/config.json": "is the output of a Trainer: give its newest model, {}",
+    "snapshots/*/config.json": "is a model in the cache of the hub: give its newest revision, {}",
+}
+_POINTER = b"version https://git-lfs"
+_WRAPPERS = re.compile(r"(module\.|_orig_mod\.)*")  # of DataParallel, and of torch.compile
+# Python that saves a file of weights again under other names.
+_RENAMED = {
+    ".bin": "import torch; w = torch.load(f, 'cpu', weights_only=True); torch.save({}, f)",
+    ".safetensors": "from safetensors.torch import *; w = load(open(f, 'rb').read()); save_file({}, f, dict(format='pt'))",
+}
 _ENCODER = re.compile(r"sentence_transformers(?:\.\w+)*\.Transformer ((?:\d+_\w+)?)", re.ASCII)
 
 
@@ -151,6 +168,7 @@ def find_encoder(path: Path) -> tuple[Path, list[str]]:
     """Return the folder of the encoder in a folder of sentence-transformers, and a remark; ``path`` itself elsewhere."""
     modules = read_json(path / _MODULES, WHOLE_FOLDER, list, optional=True, **LAST_KEYS)
     if modules is None:
+        refuse_other_folder(path)
         return path, []
     first = modules[0] if modules and isinstance(modules[0], dict) else {}
     described = f"{first.get('type')} {first.get('path')}"
@@ -158,6 +176,18 @@ def find_encoder(path: Path) -> tuple[Path, list[str]]:
     if match is None:
         raise UserError(f"{path / _MODULES} does not begin with a text encoder ({described[:100]!a}): {WHOLE_FOLDER}")
     return path / match[1], ["sentence-transformers: pooling and what else follows the encoder are not kept"]
+
+
+def refuse_other_folder(path: Path) -> None:
+    """Refuse a folder of Hugging Face's tools that is no model, and say what it is."""
+    files = (WEIGHTS_FILE, PICKLED_WEIGHTS_FILE) if (path / CONFIG_FILE).is_file() else ()
+    if any(any(path.glob(f"{name}*")) for name in files):
+        return
+    for pattern, problem in _OTHER_FOLDERS.items():
+        if found := [file.parent for file in path.glob(pattern)]:
+            number = [list(map(int, re.findall(r"^checkpoint-(\d+)$", folder.name))) for folder in found]
+            newest = max(zip(number, (folder.stat().st_mtime for folder in found), found, strict=True))[-1]
+            raise UserError(f"{path} {problem.format(newest)}")
 
 
 def default_arch(folder: Folder) -> str:
@@ -209,7 +239,7 @@ def check_sizes(path: Path, settings: dict[str, Any], weights: Weights) -> None:
 
 def read_generator(folder: Folder, path: Path, discriminator: Weights) -> tuple[float, Weights, list[str]]:
     """Return the relative size of ELECTRA's generator, the weights that it alone has, and names that have no counterpart."""
-    generator = read_folder(path)
+    generator = read_folder(find_encoder(path)[0])
     if generator.family != "electra" or folder.family != "electra":
         refuse_generator(path, "only two ELECTRA models share their embeddings")
     here, there = (encoder_settings("electra", each.config) for each in (folder, generator))
@@ -284,8 +314,10 @@ def _read_weights(file: Path) -> Weights:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    weights: Any = None
-    if file.suffix == ".safetensors":
+    weights, advice = None, "download it, or save it again as safetensors"
+    if file.stat().st_size < 1024 and read_bytes(file, advice).startswith(_POINTER):
+        fault, advice = "it is a pointer of git-lfs", "run `git lfs pull` in its folder"
+    elif file.suffix == ".safetensors":
         try:
             weights = load_file(file)
         except (SafetensorError, OSError, MemoryError) as error:  # the whole file is mapped
@@ -295,10 +327,13 @@ def _read_weights(file: Path) -> Weights:
             weights = torch.load(file, map_location="cpu", weights_only=True)
     if weights is not None:
         fault = _fault_of(weights, file.stat().st_size)
+        prefixes = {_WRAPPERS.match(name)[0] for name in weights} if not fault else {""}
+        if len(prefixes) == 1 and (prefix := prefixes.pop()):
+            fault = f"all names begin with {prefix}, of DataParallel or torch.compile"
+            code = _RENAMED[file.suffix].format(f"{{n.removeprefix('{prefix}'): w[n] for n in w}}")
+            advice = f'remove that: python -c "import sys; f = sys.argv[1]; {code}" {shlex.quote(str(file))}'
     if fault:
-        raise UserError(
-            f"{file} is not the whole state of a model ({fault}): download it, or save it again as safetensors"
-        )
+        raise UserError(f"{file} is not the whole state of a model ({fault}): {advice}")
     return {key: tensor.float() if tensor.is_floating_point() else tensor for key, tensor in weights.items()}
 
 
@@ -324,8 +359,11 @@ def read_folder_tokenizer(path: Path) -> FastTokenizer:
         return FastTokenizer.from_files(path, {})
     # Opening a pipe would wait for its writer.
     are_files = path.is_dir() and all(file.is_dir() or os.path.isfile(file) for file in path.iterdir())
-    if not are_files or not any((path / name).is_file() for name in _SLOW_TOKENIZER_FILES):
-        raise UserError(f"{path} holds no tokenizer.json, nor files to build it from: give --tokenizer DIR with it")
+    settings = read_json(path / "tokenizer_config.json", WHOLE_FOLDER, optional=True, **LAST_KEYS) or {}
+    is_code = "auto_map" in settings or any(path.glob("tokeniz*.py"))  # AutoTokenizer would take another class instead
+    if is_code or not are_files or not any((path / name).is_file() for name in _SLOW_TOKENIZER_FILES):
+        problem = "only a tokenizer that is code, which is not run" if is_code else "nor files to build it from"
+        raise UserError(f"{path} holds no tokenizer.json, {problem}: give --tokenizer DIR with it")
     if os.path.lexists(path / CONFIG_FILE):  # AutoTokenizer reads it too
         check_values(path / CONFIG_FILE, read_json(path / CONFIG_FILE, WHOLE_FOLDER, **LAST_KEYS))
     from transformers import AutoTokenizer

@@ -4,6 +4,8 @@ import json
 import math
 import os
 import shutil
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +19,7 @@ from safetensors.torch import load_file, save_file
 
 from amos_fairseq.checkpoints.read import load_checkpoint, read_state
 from amos_fairseq.cli.main import main
+from amos_fairseq.hugging_face.import_folder import read_folder
 from amos_fairseq.text.tokenization import load_tokenizer
 from amos_fairseq.text.tokenization.fast_tokenizer import ABSENT, row_map
 
@@ -89,6 +92,24 @@ def cut(folder: Path) -> None:
     (folder / "model.safetensors").write_bytes(content[: len(content) // 2])
 
 
+def only(*names: str, content: str = "{}") -> Change:
+    """A folder with these files alone."""
+
+    def change(folder: Path) -> None:
+        shutil.rmtree(folder)
+        for name in names:
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_text(content)
+
+    return change
+
+
+def code_as_tokenizer(folder: Path) -> None:
+    slow_tokenizer(folder)
+    (folder / "tokenizer_config.json").write_text('{"auto_map": {"AutoTokenizer": ["tokenization_x.X", null]}}')
+    (folder / "tokenization_x.py").write_text("raise SystemExit")
+
+
 LARGE = 10**9  # building it would take terabytes, or days
 DEEP = "[" * 100_000 + "]" * 100_000
 WORDS, QUERY = "embeddings.word_embeddings.weight", "encoder.layer.0.attention.self.query.weight"
@@ -125,6 +146,17 @@ REFUSED: dict[str, tuple[str, Change, str]] = {
     "weights: integers": ("bert", weights(lambda w: w | {QUERY: w[QUERY].long()}), f"{QUERY} has integers"),
     "weights: nan": ("bert", weights(lambda w: w | {QUERY: w[QUERY] / 0}), f"{QUERY} has numbers that are not finite"),
     "weights: no rows": ("bert", weights(lambda w: w | {WORDS: torch.ones(0, 16)}), "0 rows of vocabulary"),
+    "adapter": ("bert", only("adapter_config.json", "adapter_model.safetensors"), "is an adapter (LoRA): merge it"),
+    "tensorflow": ("bert", only("config.json", "tf_model.h5"), "weights of TensorFlow alone: take model.safetensors"),
+    "google": ("bert", only("bert_config.json", "bert_model.ckpt.index"), "has weights of TensorFlow alone"),
+    "trainer": (
+        "bert",
+        only(*(f"checkpoint-{n}/config.json" for n in (500, 1000))),
+        "newest model, {}/checkpoint-1000",
+    ),
+    "hub cache": ("bert", only("refs/main", "snapshots/0a1b/config.json"), "newest revision, {}/snapshots/0a1b"),
+    "git-lfs": ("bert", text("model.safetensors", "version https://git-lfs.github.com/spec/v1"), "run `git lfs pull`"),
+    "tokenizer: code": ("bert", code_as_tokenizer, "no tokenizer.json, only a tokenizer that is code"),
     "pickle: key": ("bert", weights(lambda w: w | {5: torch.ones(1)}, True), "5 is not a printable string"),
     "pickle: view": ("bert", weights(lambda w: w | {"a": torch.ones(1).half().expand(2**40)}, True), "than it stores"),
     "pickle: sparse": ("bert", weights(lambda w: w | {QUERY: w[QUERY].to_sparse()}, True), "no plain numbers"),
@@ -140,10 +172,24 @@ def test_folders_that_are_refused(name, folders, tmp_path, capsys):
     start = time.process_time()
     command = ("import", tmp_path / "in", tmp_path / "out" / "model.pt", *TINY)
     line = error_line(capsys, main, *command, reports_progress=True)
-    assert named in line
+    assert named.format(tmp_path / "in") in line
     assert time.process_time() - start < 5
     assert len(line) - len(str(tmp_path)) < 500
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(("prefix", "pickled"), [("module.", True), ("module._orig_mod.", False)])
+def test_the_printed_command_removes_the_prefix_of_all_names(prefix, pickled, folders, tmp_path, capsys):
+    """Of DataParallel and torch.compile; the folder is then the one without it."""
+    folder, out = tmp_path / "a folder", tmp_path / "out" / "model.pt"
+    shutil.copytree(folders / "bert", folder)
+    weights(lambda w: {f"{prefix}{name}": tensor for name, tensor in w.items()}, pickled)(folder)
+    line = error_line(capsys, main, "import", folder, out, *TINY)
+    assert f"all names begin with {prefix}, of DataParallel or torch.compile): remove that: python -c " in line
+    subprocess.run(line.partition("remove that: ")[2].replace("python", sys.executable, 1), shell=True, check=True)
+    before, after = (read_folder(path).weights for path in (folders / "bert", folder))
+    assert before.keys() == after.keys()
+    assert all(torch.equal(tensor, after[name]) for name, tensor in before.items())
 
 
 def test_arguments_that_are_refused(folders, tmp_path, capsys):
