@@ -2,14 +2,16 @@
 against its settings and its folder before PyTorch is imported.
 """
 
+import contextlib
 import dataclasses
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from amos_fairseq.checkpoint_files import checkpoint_file
 from amos_fairseq.errors import UserError
-from amos_fairseq.files import check_new_folder, json_text, write_text
+from amos_fairseq.files import check_new_folder, joined_sha256, json_text, write_text
 from amos_fairseq.recipes import RECIPES
 from amos_fairseq.recipes.overrides import SETTING, check_keys, known_settings
 from amos_fairseq.untrusted import read_json
@@ -27,9 +29,11 @@ OPTIONS = {
     "model.generator_checkpoint": "--generator",
     "optimization.max_update": "--updates",
     "task.data": "TEXT",
+    "task.started_from": "MODEL",
     "task.tokens_per_sample": "--length",
 }
-OF_DATA = ("model", "tokenizer", "texts", "document")  # what determines the encoded text
+OF_WEIGHTS = ("model_sha256", "generator_sha256")
+OF_DATA = ("model", "model_sha256", "tokenizer", "texts", "document")  # what determines the encoded text
 
 
 @dataclass(frozen=True)
@@ -42,6 +46,7 @@ class Adaptation:
         minutes: of the training; 0 where ``updates`` end it.
         generator: absolute paths, ``new`` or ``self``; empty where none is given.
         settings: ``KEY=VALUE`` of the training; those of common and task are also of a new generator.
+        model_sha256, generator_sha256: of the weights at these paths.
     """
 
     model: str
@@ -55,6 +60,20 @@ class Adaptation:
     length: int
     batch_size: int
     settings: list[str]
+    model_sha256: str
+    generator_sha256: str
+
+
+def weights_sha256(sources: list[str]) -> str:
+    """Return the sha256 of the weights in folders of Hugging Face, runs and checkpoints; empty where one is not there."""
+    files: list[Path] = []
+    for path in map(Path, sources):
+        if any((path / name).is_file() for name in ("config.json", "modules.json")):
+            files += sorted([*path.rglob("*.safetensors"), *path.rglob("pytorch_model*.bin")])
+        else:
+            with contextlib.suppress(UserError):
+                files.append(checkpoint_file(path))
+    return joined_sha256(files) if len(files) >= len(sources) else ""
 
 
 def check_settings(settings: list[str], objective: str) -> None:
@@ -88,6 +107,11 @@ def has_begun(args: Adaptation, out: Path) -> bool:
     """
     check_new_folder(out, may_exist=True)
     there, here = read_json(out / RECORD, OTHER_OUT, optional=True), dataclasses.asdict(args)
+    for name in OF_WEIGHTS if there else ():
+        if not (
+            here[name] and there.get(name)
+        ):  # gone since the command has read them, or from before this was recorded
+            there[name] = here[name]
     if there == here:
         return (out / RECIPE).is_file()  # the recipe is written last
     problem = ""
@@ -96,7 +120,7 @@ def has_begun(args: Adaptation, out: Path) -> bool:
     if there is not None and any(out.glob("*/checkpoint*.pt")):
         others = ", ".join(name for name in here if there.get(name) != here[name])
         advice = f"{OTHER_OUT}; {out / 'run'} as MODEL goes on from there"
-        problem = f"was trained by another command (different: {others}): {advice}"
+        problem = f"was trained by another command, or from other weights (different: {others}): {advice}"
     if problem:
         raise UserError(f"--out {out} {problem}")
     return False

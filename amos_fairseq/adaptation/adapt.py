@@ -1,6 +1,7 @@
 """Adapt an encoder to a text: import it, encode the text with its tokenizer, train it further with one of three objectives.
 
-OUT/settings.json        what the command was given: only the same command continues, once there is a checkpoint
+OUT/settings.json        what the command was given, with the sha256 of the weights: only the same command continues, with the
+                         same weights, once there is a checkpoint
 OUT/model/               the imported model with its tokenizer, where MODEL is a folder of Hugging Face
 OUT/generator_modelN/    the Nth generator, where it is a folder of Hugging Face
 OUT/data/                the text
@@ -38,7 +39,7 @@ from amos_fairseq.adaptation import (
     check_settings,
     has_begun,
 )
-from amos_fairseq.checkpoint_files import checkpoint_file, num_updates_of
+from amos_fairseq.checkpoint_files import DamagedCheckpoint, checkpoint_file, num_updates_of, read_header, settings_in
 from amos_fairseq.checkpoints.read import newly_initialized, read_state
 from amos_fairseq.errors import UserError, explain_os_errors, handled_signals
 from amos_fairseq.files import CORPUS_FILE, TOKENIZER_DIRECTORY, write_text
@@ -120,10 +121,17 @@ def adapt(args: Adaptation, out: Path, prepare: Callable[[Path, Path], None]) ->
 
 
 def is_finished(run: Path, cfg: DictConfig) -> bool:
-    """Return whether the run has all its updates; one in minutes says so itself."""
-    if cfg.lr_scheduler.minutes or not (run / LAST).is_file():
+    """Return whether the run has all its updates; one in minutes says so itself. Refuse one that began with other weights."""
+    file, start = run / LAST, cfg.task.started_from
+    try:
+        header = read_header(str(file)) if file.is_file() else None
+    except DamagedCheckpoint:  # the training repairs it
         return False
-    return num_updates_of(str(run / LAST), read_state(run / LAST)) >= cfg.optimization.max_update
+    if header is None:
+        return False
+    if start and settings_in(header, "task").get("started_from") != start:
+        raise UserError(f"{file} is of another run, which did not begin with MODEL: move it away, or {OTHER_OUT}")
+    return not cfg.lr_scheduler.minutes and num_updates_of(str(file), header) >= cfg.optimization.max_update
 
 
 def encode_text(args: Adaptation, out: Path, cfg: DictConfig, prepare: Callable[[Path, Path], None]) -> None:
@@ -289,7 +297,8 @@ def write_recipe(
         "checkpoint": checkpoint | ({"finetune_from_model": str(start)} if start else {}),
         "common": {"log_interval": min(100, tenth)},
         "task": {"data": str(file.parent / DATA), "tokens_per_sample": min(args.length, model["max_positions"])}
-        | ({"save_interval_minutes": min(30.0, minutes / 10)} if minutes else {}),
+        | ({"save_interval_minutes": min(30.0, minutes / 10)} if minutes else {})
+        | ({"started_from": args.model_sha256} if start else {}),
         "model": model,
         "dataset": {"batch_size": args.batch_size, "num_workers": 1, "validate_interval_updates": min(1000, tenth)},
         "optimization": {"max_update": args.updates, "update_freq": [1], "lr": [rate], "clip_norm": CLIP_NORM},

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from amos_fairseq.adaptation import NEW, OBJECTIVES, SELF, Adaptation, check_settings, has_begun
+from amos_fairseq.adaptation import NEW, OBJECTIVES, SELF, Adaptation, check_settings, has_begun, weights_sha256
 from amos_fairseq.cli import prepare
 from amos_fairseq.cli.arguments import SIZE, add_overrides, add_subcommand, import_fairseq, number, refuse_ranks
 from amos_fairseq.inputs import BLANK, LINE
@@ -52,8 +52,9 @@ def run(arguments: argparse.Namespace) -> None:
     settings = [*arguments.overrides, *("common.cpu=true",) * arguments.cpu]
     check_settings(settings, arguments.objective or "")
     generators = [each if each in (NEW, SELF) else str(Path(each).absolute()) for each in arguments.generator]
+    model = str(arguments.model.absolute())
     adaptation = Adaptation(
-        model=str(arguments.model.absolute()),
+        model=model,
         texts=[str(text.absolute()) for text in arguments.text],
         document=arguments.document,
         objective=arguments.objective or "",
@@ -64,6 +65,8 @@ def run(arguments: argparse.Namespace) -> None:
         length=arguments.length,
         batch_size=arguments.batch_size,
         settings=settings,
+        model_sha256=weights_sha256([model]),
+        generator_sha256=weights_sha256([each for each in generators if each not in (NEW, SELF)]),
     )
     out = arguments.out.absolute()
     # What OUT has already may be gone elsewhere.

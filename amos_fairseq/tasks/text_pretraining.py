@@ -90,6 +90,9 @@ class TextPretrainingConfig(HookSettings):
     tokenizer_directory: Optional[str] = setting(  # noqa: UP045
         None, "tokenizer that binarized the corpus (default: DATA/tokenizer)"
     )
+    started_from: Optional[str] = setting(  # noqa: UP045
+        None, "for the record, in checkpoints: sha256 of the weights from which amos adapt began"
+    )
     objective: str = II("criterion._name")
     seed: int = II("common.seed")
     save_dir: str = II("checkpoint.save_dir")

@@ -1,5 +1,6 @@
 """``amos adapt``: the recipes that it writes, its signals, and a run of all steps."""
 
+import hashlib
 import json
 import os
 import re
@@ -17,6 +18,7 @@ from failures import error_line
 from forked_command import run_main
 from hugging_face_folders import LINES, write_model
 from interrupted_run import records
+from safetensors.torch import load_file, save_file
 from saved_models import write_run
 
 from amos_fairseq.adaptation import adapt as steps
@@ -141,9 +143,40 @@ def test_another_command_replaces_one_that_never_trained(models, trained, tmp_pa
     (out / "run" / "checkpoint_last.pt").touch()
     files = {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.is_file()}
     line = error_line(capsys, main, *words[:5], "--document", "line", "--updates", "3")
-    assert "was trained by another command (different: updates): give another --out; " in line
+    assert "was trained by another command, or from other weights (different: updates): give another --out; " in line
     assert f"{tmp_path / 'out' / 'run'} as MODEL goes on from there" in line
     assert {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.is_file()} == files
+
+
+def test_other_weights_under_the_same_path_begin_again_and_do_not_continue(models, trained, tmp_path, capsys) -> None:
+    """Before the first checkpoint they are read; after it they are refused, and a checkpoint of another run always."""
+    out, model, last = tmp_path / "out", tmp_path / "bert", tmp_path / "out" / "run" / "checkpoint_last.pt"
+    shutil.copytree(models / "bert", model)
+    words = ("adapt", model, models / "text.txt", "--out", out, "--updates", "3")
+    found, file = [], model / "model.safetensors"
+    for factor in (1.0, 2.0):
+        save_file({name: factor * weight for name, weight in load_file(file).items()}, file, {"format": "pt"})
+        assert main([str(word) for word in words]) == 0
+        recipe, settings = (
+            (out / "adapt.yaml").read_text(encoding="utf-8"),
+            json.loads((out / "settings.json").read_text()),
+        )
+        sha256 = hashlib.sha256(file.read_bytes()).hexdigest()
+        assert sha256 == settings["model_sha256"] == yaml.safe_load(recipe)["task"]["started_from"]
+        found.append(read_state(out / "model" / "model.pt")["model"]["transformer.layers.0.ffn_in.weight"])
+    assert torch.equal(found[1], 2 * found[0])
+    last.parent.mkdir()
+    state = read_state(out / "model" / "model.pt")
+    task = {"started_from": sha256}
+    torch.save(state | {"optimizer_history": [{"num_updates": 3}], "cfg": state["cfg"] | {"task": task}}, last)
+    shutil.copytree(models / "bert", model, dirs_exist_ok=True)
+    assert "or from other weights (different: model_sha256): give another --out" in error_line(capsys, main, *words)
+    shutil.rmtree(model)  # what the training began with is in OUT
+    assert main([str(word) for word in words]) == 0
+    assert f"nothing to do: {last.parent} is finished" in capsys.readouterr().err
+    torch.save(torch.load(last, weights_only=True) | {"cfg": {"task": {}}}, last)
+    line = error_line(capsys, main, *words, reports_progress=True)
+    assert f"{last} is of another run, which did not begin with MODEL: move it away, or give another --out" in line
 
 
 def test_a_text_that_is_encoded_may_be_removed(models, trained, tmp_path, capsys) -> None:
