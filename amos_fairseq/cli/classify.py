@@ -42,7 +42,7 @@ def add_parser(subparsers: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     if arguments.predict is not None:
-        fine_tuning.check_prediction(arguments, "text", "no_header")
+        fine_tuning.check_prediction(arguments, "text", "no_header", suffixes=(".tsv", ".csv", ".jsonl"))
     elif arguments.train is None:
         arguments.parser.error("give the table to train on as --train, or one to label as --predict")
     else:

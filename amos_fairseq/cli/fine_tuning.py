@@ -86,12 +86,16 @@ def add_cross_views(parser: argparse.ArgumentParser, views: tuple[str, ...]) -> 
     add("--views", metavar="A,B,...", help=text)
 
 
-def check_prediction(args: argparse.Namespace, *used: str) -> None:
-    """Refuse an option that was given with ``--predict`` and is not among the ``used`` ones, and an ``--out`` that exists: it
-    may be anything, such as the labels that people have given to these rows."""
+def check_prediction(args: argparse.Namespace, *used: str, suffixes: tuple[str, ...] = ()) -> None:
+    """Refuse an option that was given with ``--predict`` and is not among the ``used`` ones, an ``--out`` that has none of the
+    ``suffixes``, and one that exists: it may be anything, such as the labels that people have given to these rows."""
     used += ("subcommand", "checkpoint", "predict", "out", "cpu")
     refuse_given(args, [name for name in vars(args) if name not in used], "has no effect with --predict")
     out = Path(args.out).absolute()
+    if suffixes and out.suffix.lower() not in suffixes:
+        raise UserError(
+            f"--out {args.out}: with --predict it is a file: give a name that ends with {', '.join(suffixes)}"
+        )
     if os.path.lexists(out) or not out.parent.is_dir():
         problem = "exists" if os.path.lexists(out) else f"is in {out.parent}, which is no folder"
         raise UserError(f"{args.out} {problem}: give the name of a new file as --out")

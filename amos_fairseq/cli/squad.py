@@ -1,6 +1,7 @@
 """``amos squad``: fine-tune a checkpoint on SQuAD over several seeds."""
 
 import argparse
+from pathlib import Path
 from typing import Any
 
 from amos_fairseq.cli import fine_tuning
@@ -9,7 +10,8 @@ from amos_fairseq.cli.arguments import SIZE, add_subcommand
 DESCRIPTION = """\
 Fine-tune a checkpoint of this package on SQuAD 1.1 or 2.0, whichever the dev file is of, one run per seed. The command prints
 and saves medians and standard deviations of EM and F1 (squad.md and squad.json in OUT); each run also has its
-predictions in the official format and its null odds. After a stop the same command continues.
+predictions in the official format and its null odds. After a stop the same command continues. With --predict the run that is
+best on dev answers other questions.
 """
 
 
@@ -22,6 +24,9 @@ def add_parser(subparsers: Any) -> None:
         raw_help="a JSON file of SQuAD 1.1 or 2.0, or flat rows of datasets (JSON, JSON lines, Parquet, a folder)",
     )
     add = parser.add_argument
+    text = "OUT of this command as --checkpoint: write the answers of its best run to the questions of FILE to the file --out: "
+    text += "predictions in SQuAD's form (.json), or a row for each question (.jsonl); FILE is as --train, without answers too"
+    add("--predict", metavar="FILE", type=Path, help=text)
     text = "independent start and end, or XLNet's joint head (default: joint for electra and electric)"
     add("--span-head", choices=("independent", "joint"), help=text)
     text = "tokens of question and context together (default: 512, or the maximum of the encoder)"
@@ -34,7 +39,10 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    fine_tuning.check_data(arguments)
+    if arguments.predict is not None:
+        fine_tuning.check_prediction(arguments, suffixes=(".json", ".jsonl"))
+    else:
+        fine_tuning.check_data(arguments)
     fine_tuning.start(arguments)
     from amos_fairseq.downstream.spans.command import main
 

@@ -103,19 +103,22 @@ class SquadFile(NamedTuple):
         return [question for paragraph in self.paragraphs for question in paragraph.questions]
 
 
-def read_squad(path: Path) -> SquadFile:
+def read_squad(path: Path, labeled: bool = True) -> SquadFile:
     """Read a data set in the official layout ``{"version", "data": [{"title", "paragraphs": [...]}]}``, or flat rows of
     ``datasets``, ``{"id", "title", "context", "question", "answers": {"text": [...], "answer_start": [...]}}``. Questions
-    without an answer are impossible, also where ``is_impossible`` is missing, as in the official evaluation."""
+    without an answer are impossible, also where ``is_impossible`` is missing, as in the official evaluation. Answers are
+    ignored, and need not be there, unless ``labeled``."""
     version = ""
     try:
         if kind_of(path) in (PARQUET, FOLDER) or kind_and_compression(path)[0] in (".jsonl", ".ndjson"):
-            kind, paragraphs = "rows", tuple(_paragraphs_of_rows(row for _, row in TableFile(path).rows()))
+            kind, paragraphs = "rows", tuple(_paragraphs_of_rows((row for _, row in TableFile(path).rows()), labeled))
         else:
             content = parse_json(read_content(path, LARGEST_FILE_BYTES).removeprefix(UTF8_MARK))
             kind, version = "SQuAD's JSON", content.get("version", "")
             paragraphs = tuple(
-                _paragraph(article, node, node["qas"]) for article in content["data"] for node in article["paragraphs"]
+                _paragraph(article, node, node["qas"], labeled)
+                for article in content["data"]
+                for node in article["paragraphs"]
             )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         problem = f"{error} is missing" if isinstance(error, KeyError) else error
@@ -126,26 +129,26 @@ def read_squad(path: Path) -> SquadFile:
         several = f" ({ids.most_common(1)[0][0]:.60} occurs more than once)" if ids else ""
         raise UserError(f"{path} holds {ids.total():,} questions with {len(ids):,} different ids{several}: {FORMS}")
     context, (question, *_) = next(paragraph[1:] for paragraph in data.paragraphs if paragraph.questions)
-    first = f"{question.text} -> {question.answers[0].text if question.answers else 'no answer'}; context: {context}"
-    print_what_was_read(
-        path, kind, [], len(data.questions), {}, first, what=f"questions on {len(paragraphs):,} paragraphs"
-    )
+    answer = f" -> {question.answers[0].text if question.answers else 'no answer'}" if labeled else ""
+    first, what = f"{question.text}{answer}; context: {context}", f"questions on {len(paragraphs):,} paragraphs"
+    print_what_was_read(path, kind, [], len(data.questions), {}, first, "prepare" if labeled else "squad", what)
     return data
 
 
-def _paragraphs_of_rows(rows: Iterable[dict[str, Any]]) -> Iterator[Paragraph]:
+def _paragraphs_of_rows(rows: Iterable[dict[str, Any]], labeled: bool) -> Iterator[Paragraph]:
     """Yield the paragraphs of rows with a question each; questions on the same paragraph follow each other."""
-    paragraphs = (_paragraph(row, row, [row]) for row in rows)
+    paragraphs = (_paragraph(row, row, [row], labeled) for row in rows)
     for (title, context), group in itertools.groupby(paragraphs, key=lambda paragraph: paragraph[:2]):
         yield Paragraph(title, context, tuple(question for paragraph in group for question in paragraph.questions))
 
 
-def _paragraph(article: dict[str, Any], node: dict[str, Any], questions: Sequence[Any]) -> Paragraph:
-    return Paragraph(text_in(article.get("title") or ""), text_in(node["context"]), tuple(map(_question, questions)))
+def _paragraph(article: dict[str, Any], node: dict[str, Any], questions: Sequence[Any], labeled: bool) -> Paragraph:
+    asked = tuple(_question(question, labeled) for question in questions)
+    return Paragraph(text_in(article.get("title") or ""), text_in(node["context"]), asked)
 
 
-def _question(node: dict[str, Any]) -> Question:
-    name, answers = plain_name(str(node["id"])), node["answers"]
+def _question(node: dict[str, Any], labeled: bool) -> Question:
+    name, answers = plain_name(str(node["id"])), node["answers"] if labeled else []
     if isinstance(answers, dict):  # of datasets
         pairs = list(zip(answers["text"], answers["answer_start"], strict=True))
     else:

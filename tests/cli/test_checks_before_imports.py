@@ -24,6 +24,8 @@ MISTAKES = {
     "tag --checkpoint absent --predict rows.tsv --out labels": ABSENT,
     "tag --checkpoint out --predict rows.tsv --out start.pt": "start.pt exists: give the name of a new file as --out",
     "parse --checkpoint out --predict rows.tsv --out start.pt": "start.pt exists: give the name of a new file as --out",
+    "squad --checkpoint out --predict rows.tsv --out answers.txt": "give a name that ends with .json, .jsonl",
+    "squad --checkpoint out --predict absent --out answers.json": ABSENT,
     "tag --checkpoint start.pt --out out --data rows.tsv absent": ABSENT,
     f"parse {TABLES} --dev absent": ABSENT,
     f"squad {TABLES} --dev absent": ABSENT,

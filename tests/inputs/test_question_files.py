@@ -51,6 +51,11 @@ def test_what_was_read_is_printed(tmp_path, capsys):
     said = f"prepare: {tmp_path / 'a.json'}"
     expected = f"{said}: SQuAD's JSON: 1 questions on 1 paragraphs\n{said}: the first: ? -> b; context: a b c\n"
     assert capsys.readouterr().err == expected
+    unlabeled = write_json(tmp_path / "a.json", json.loads(OFFICIAL.replace("answers", "no_answers")))
+    assert read_squad(unlabeled, labeled=False).questions[0][2:] == ((), True)
+    said = f"squad: {unlabeled}"
+    expected = f"{said}: SQuAD's JSON: 1 questions on 1 paragraphs\n{said}: the first: ?; context: a b c\n"
+    assert capsys.readouterr().err == expected
 
 
 def squad_of(context: str, *answers: tuple[str, int], **more: Any) -> dict[str, Any]:

@@ -3,6 +3,8 @@
 import argparse
 import dataclasses
 import json
+import shlex
+import tempfile
 import threading
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
@@ -22,15 +24,23 @@ from amos_fairseq.downstream.spans.dataset import (
     WindowLimits,
     window_of_most_context,
 )
-from amos_fairseq.downstream.spans.prepare import prepare_squad_inside
+from amos_fairseq.downstream.spans.prepare import prepare_squad_inside, write_squad_split
 from amos_fairseq.downstream.spans.task import SpanCandidates
 from amos_fairseq.errors import UserError
-from amos_fairseq.experiments.benchmark import Benchmark, BenchmarkTask, Session, TaskRun, session_from
+from amos_fairseq.experiments.benchmark import Benchmark, BenchmarkTask, Session, TaskRun, find_devices, session_from
 from amos_fairseq.experiments.recipes import different
-from amos_fairseq.experiments.records import ConstantScores, RunResult, Summaries, content_sha256
+from amos_fairseq.experiments.records import ConstantScores, RunResult, Summaries, best_runs, content_sha256
 from amos_fairseq.experiments.table import run_and_print
-from amos_fairseq.files import write_text
-from amos_fairseq.inputs.question_files import MANIFEST, OF_CHARACTERS, evaluate, fitting_units, task_name
+from amos_fairseq.files import write_lines, write_text
+from amos_fairseq.inputs.question_files import (
+    MANIFEST,
+    OF_CHARACTERS,
+    SquadFile,
+    evaluate,
+    fitting_units,
+    read_squad,
+    task_name,
+)
 from amos_fairseq.text.prepared_data import read_manifest
 
 RECIPE_TASK = "SQuAD"  # recipes do not distinguish the versions
@@ -39,6 +49,7 @@ HEAD_OF_RECIPE = {"electra": "joint", "electric": "joint"}
 SPANS_PER_WINDOW = 20  # the best ones, which may be blank
 # Null odds of a question without any valid span: above every threshold, and valid JSON.
 NO_SPAN_ODDS = 1e9
+PREDICT = "predict"  # the split of other questions
 
 
 @dataclass(frozen=True)
@@ -52,6 +63,13 @@ class SquadSettings:
 
 
 def main(arguments: argparse.Namespace) -> None:
+    if arguments.predict is not None:
+        file, out = read_squad(arguments.predict, labeled=False), Path(arguments.out)
+        decoded = answer_questions(file, Path(arguments.checkpoint), find_devices(arguments.cpu)[0])
+        write_lines(out, answer_lines(out.suffix.lower(), file, decoded))
+        without = sum(not answer.text for answer in decoded.values())
+        print(f"{out}: {len(decoded):,} questions, {without:,} of them without an answer")
+        return
     session = session_from(arguments)
     settings = read_settings(arguments, session.checkpoint.max_positions)
     if settings.span_head == "joint":
@@ -120,6 +138,10 @@ class Squad(Benchmark):
         flags += ["--max-question-length", str(windows.question)]
         return [*flags, *([] if run.task.scores_best else ["--disable-validation"])]
 
+    def more_settings(self, task: str, seed: int) -> dict[str, Any]:
+        """Return what --predict needs and the checkpoint does not know."""
+        return {"max_answer_length": self.settings.max_answer_length}
+
     def evaluate(self, task: str, checkpoint: Path, device: str, stop: threading.Event) -> dict[str, float]:
         split = SquadSplit(self.data, "valid")
         windows = SquadWindowDataset(split, limits=self.settings.windows)
@@ -132,6 +154,10 @@ class Squad(Benchmark):
         share = 100 * sum(example.is_impossible for example in examples) / len(examples)
         scores = {"em": share, "f1": share, "has_ans_f1": 0.0, "no_ans_em": 100.0, "best_em": share}
         return {task: ConstantScores(len(examples), {"no answer": scores}) for task in self.tasks if task == "SQuAD2.0"}
+
+    def write_more(self, summaries: Summaries, stop: threading.Event) -> tuple[Sequence[Path], Sequence[str]]:
+        out = shlex.quote(str(self.session.out))
+        return (), (f"to answer other questions: amos squad --checkpoint {out} --predict FILE --out ANSWERS.jsonl",)
 
     def notes(self, results: Sequence[RunResult], summaries: Summaries) -> Iterator[str]:
         windows = self.settings.windows
@@ -159,10 +185,19 @@ class Decoded(NamedTuple):
 
     text: str  # the best one; empty without a valid span
     null_odds: float  # higher if no answer is more likely
+    start: int | None = None  # its first character in the context
+
+    def unless_above(self, threshold: float) -> "Decoded":
+        """Return no answer if the odds of none are above the threshold."""
+        return Decoded("", self.null_odds) if self.null_odds > threshold else self
 
 
 def predict_answers(
-    model: BaseFairseqModel, windows: SquadWindowDataset, device: str, settings: SquadSettings, stop: threading.Event
+    model: BaseFairseqModel,
+    windows: SquadWindowDataset,
+    device: str,
+    settings: SquadSettings,
+    stop: threading.Event | None = None,
 ) -> dict[str, Decoded]:
     """Predict the answers to every question of a split, by question id, in its order; ``model`` is in eval mode."""
     ranges: dict[int, list[tuple[int, int]]] = defaultdict(list)  # of the windows of each example
@@ -225,8 +260,10 @@ def decode_question(
     """
     null_odds = min(null_scores)
     for span in sorted(spans, key=lambda span: -span.score):
-        if text := context[characters[0][span.first] : characters[1][span.last]].strip():
-            return Decoded(text, null_odds - span.score if compares_null else null_odds)
+        start = int(characters[0][span.first])
+        found = context[start : characters[1][span.last]]
+        if text := found.strip():
+            return Decoded(text, null_odds - span.score if compares_null else null_odds, start + found.index(text))
     return Decoded("", NO_SPAN_ODDS)
 
 
@@ -252,7 +289,7 @@ def write_answers(
             # probabilities. On our scale, a threshold below all odds has that meaning.
             threshold = min(odds.values()) - 1
         scores = {"best_em": best["best_exact"], "null_threshold": threshold}
-        answers = {name: "" if odds[name] > threshold else text for name, text in answers.items()}
+        answers = {name: answer.unless_above(threshold).text for name, answer in decoded.items()}
         files["null_odds"] = odds
     official = evaluate(golds, answers, units=score_by)
     scores = {"em": official["exact"], "f1": official["f1"]} | scores
@@ -261,5 +298,35 @@ def write_answers(
         scores["no_ans_em"] = official["NoAns_exact"]
     scores = {name: float(value) for name, value in scores.items()}
     for name, content in (files | {"predictions": answers, "scores": scores}).items():
-        write_text(directory / f"{name}.json", json.dumps(content, ensure_ascii=False, indent=1) + "\n")
+        write_text(directory / f"{name}.json", official_text(content))
     return scores
+
+
+def official_text(content: Any) -> str:
+    return json.dumps(content, ensure_ascii=False, indent=1) + "\n"
+
+
+def answer_questions(file: SquadFile, results: Path, device: str) -> dict[str, Decoded]:
+    """Return the answer to each question by the best run in an output of ``amos squad``, with its threshold."""
+    ((_, run),) = best_runs(results, Squad.name, "amos squad").items()
+    loaded = load_checkpoint(run.checkpoint_in(results))
+    lengths = (loaded.task[name] for name in ("tokens_per_window", "doc_stride", "max_question_length"))
+    longest = run.settings.get("max_answer_length", SquadSettings.max_answer_length)
+    settings = SquadSettings(loaded.model.span_head.kind, WindowLimits(*lengths, loaded.num_separators), longest)
+    with tempfile.TemporaryDirectory() as folder:
+        write_squad_split(Path(folder), PREDICT, file.paragraphs, loaded.tokenizer)
+        windows = SquadWindowDataset(SquadSplit(Path(folder), PREDICT), limits=settings.windows)
+        decoded = predict_answers(loaded.model, windows, device, settings)
+    threshold = run.scores.get("null_threshold", NO_SPAN_ODDS)
+    return {name: answer.unless_above(threshold) for name, answer in decoded.items()}
+
+
+def answer_lines(suffix: str, file: SquadFile, decoded: dict[str, Decoded]) -> Iterator[str]:
+    """Yield the text of ``predictions.json``, or JSON lines."""
+    if suffix == ".json":
+        yield official_text({name: answer.text for name, answer in decoded.items()})
+        return
+    for question in file.questions:
+        text, null_odds, start = decoded[question.id]
+        row = {"id": question.id, "question": question.text, "answer": text, "start": start, "null_odds": null_odds}
+        yield json.dumps(row, ensure_ascii=False) + "\n"

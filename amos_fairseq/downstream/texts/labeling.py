@@ -30,7 +30,6 @@ from amos_fairseq.inputs.tables import TableFile
 from amos_fairseq.output.terminal import progress_bar, say
 
 PREDICTION, PROBABILITY = "prediction", "probability"  # the columns that are added
-SUFFIXES = (".tsv", ".csv", ".jsonl")
 ROWS_AT_ONCE = 10_000  # in memory
 UNKNOWN_NAME = "<unknown>"  # a class that the training set lacks, among the labels of dev
 
@@ -80,8 +79,6 @@ def label_table(results: Path, file: Path, out: Path, texts: Sequence[str] | Non
     of them. The columns of the texts are those that ``results``, the OUT of ``amos classify``, was trained on, unless ``texts``
     names others.
     """
-    if out.suffix.lower() not in SUFFIXES:
-        raise UserError(f"--out {out}: with --predict it is a file: give a name that ends with {', '.join(SUFFIXES)}")
     ((_, loaded),) = load_best(results, NAME, "amos classify")
     head = loaded.head(TEXT_HEAD)
     table = TableFile(file, not no_header and head.header, all_keys=True)

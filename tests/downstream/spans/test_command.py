@@ -55,7 +55,9 @@ def decode(spans: list[ScoredSpan], null_scores: list[float], compares_null: boo
 
 def test_answers_are_slices_of_the_context():
     spans = [ScoredSpan(1.0, 3, 4), ScoredSpan(3.0, 0, 2), ScoredSpan(2.0, 5, 5)]
-    assert [decode(spans[first:], [0.0]).text for first in range(3)] == ["Zoë ate  a", "Zoë ate  a", "cafe\u0301"]
+    found = [decode(spans[first:], [0.0]) for first in range(3)]
+    assert [answer.text for answer in found] == ["Zoë ate  a", "Zoë ate  a", "cafe\u0301"]
+    assert all(CONTEXT[answer.start :].startswith(answer.text) for answer in found)
     assert decode(spans[:1], [0.0]).text == "\uff22ig,"
 
 
@@ -65,7 +67,7 @@ def test_null_odds():
     assert decode(spans, [6.0, 5.0]).null_odds == 1.0
     assert decode(spans, [0.5, -2.0, 3.0], compares_null=False).null_odds == -2.0
     for compares_null in (True, False):
-        assert decode([], [0.0], compares_null) == ("", NO_SPAN_ODDS)
+        assert decode([], [0.0], compares_null) == ("", NO_SPAN_ODDS, None)
 
 
 @pytest.fixture(scope="module")
