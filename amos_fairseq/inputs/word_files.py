@@ -1,17 +1,21 @@
-"""Sentences of divided words, with labels or without: CoNLL-U, columns, tables of lists."""
+"""Sentences of divided words, with labels or without: CoNLL-U, columns, tables of lists, and texts with spans of characters."""
 
 import dataclasses
 import itertools
 import re
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tokenizers import Regex, pre_tokenizers
+
 from amos_fairseq.errors import UserError
-from amos_fairseq.inputs import UNSPACED
+from amos_fairseq.inputs import TEXT_COLUMN, UNSPACED
 from amos_fairseq.inputs.files import FOLDER, JSONL, PARQUET, is_blank, kind_of, print_what_was_read, read_lines
+from amos_fairseq.inputs.schemes import OUTSIDE
 from amos_fairseq.inputs.tables import TableFile, require_columns
 
 MANIFEST = "tagging.json"
@@ -26,9 +30,14 @@ _SPACES = re.compile(r"\s*")
 WORD, LABEL = "word", "label"  # names of columns: in --columns the words; the last one where no names are given
 CONLLU_NAMES = ("id", "form", "lemma", "upos", "xpos", "feats", "head", "deprel", "deps", "misc")
 CONLLU, COLUMNS, LINES, ROWS = "CoNLL-U", "one word a line", "one sentence a line", "one sentence a row"
+TEXTS, _SPANS = "one text a row", ("spans", "ents", "entities", "labels", "label")  # the columns of spans
+# Spaces, punctuation as BERT's tokenizer has it, and characters of scripts without spaces; the last two are words of their own.
+_UNSPACED_CHARACTERS = pre_tokenizers.Split(Regex(UNSPACED.pattern), "isolated")
+_DIVIDED = pre_tokenizers.Sequence([pre_tokenizers.BertPreTokenizer(), _UNSPACED_CHARACTERS])
 FORMS = (
     "words are read from CoNLL-U, from columns (the word first and its label last, or --columns; a blank line after each "
-    "sentence), and from lists (tokens, tags) in JSON lines and Parquet: docs/converting.md has commands for other files"
+    "sentence), and from JSON lines and Parquet with lists (tokens, tags) or a text and spans of its characters (text, "
+    "label: [[start, end, label], ...]): docs/converting.md has commands for other files"
 )
 _DOCUMENT_START = "-DOCSTART-"
 _BLANKS = re.compile(r"[ \t]+")  # not str.split(), which also splits at a no-break space inside a word
@@ -154,7 +163,9 @@ def read_sentences(
       nodes (``1.1``). SpaceAfter=No, if it is in the file, tells where no space is.
     - One word a line and its labels, separated by tabs or else by blanks; a blank line after each sentence. The word is first,
       and the last column is called ``label``.
-    - JSON lines, Parquet, or a folder of ``save_to_disk``: ``tokens`` (or ``words``) is a list, and so are the labels.
+    - JSON lines, Parquet, or a folder of ``save_to_disk``: ``tokens`` (or ``words``) is a list, and so are the labels; or
+      ``text`` has words between spaces and punctuation, and ``spans`` (or ``ents``, ``entities``, ``labels``, ``label``) has
+      the labels of ranges of its characters.
     - Unless ``labeled``, one sentence a line with blanks between its words: if no line has a tab, and no two lines without a
       blank one between them follow each other, or all do.
 
@@ -162,7 +173,7 @@ def read_sentences(
 
     Args:
         names: of all columns, with ``word`` among them, of a file with one word a line.
-        column: the labels of a table, by default ``tags`` or ``ner_tags``.
+        column: the labels of a table, by default ``tags`` or ``ner_tags``, or those of spans.
     """
     is_table = kind_of(path) in (JSONL, PARQUET, FOLDER)
     if names and (is_table or WORD not in names):
@@ -317,9 +328,15 @@ def _spaces_of_words(tokens: Iterable[_Token]) -> list[bool]:
 
 
 def _read_table(path: Path, column: str | None, labeled: bool) -> WordFile:
-    """Read a table with a row for each sentence: a list of words, and a list of labels that is as long."""
+    """Read a table with a row for each sentence: a list of words and one of labels that is as long, or a text with spans."""
     table = TableFile(path)
-    words_name = next((name for name in ("tokens", "words") if name in table.columns), "tokens")
+    lists = [name for name in ("tokens", "words") if name in table.columns]
+    first = next(table.rows(lists))[1] if lists else {}
+    has_words = any(_texts_in(first[name]) is not None for name in lists)  # Prodigy's and spaCy's tokens are objects
+    spans_name = column or next((name for name in _SPANS if name in table.columns), None)
+    if TEXT_COLUMN in table.columns and not has_words and (spans_name in table.columns or not labeled):
+        return _read_spans(table, spans_name if labeled else None, column or LABEL)
+    words_name = next(iter(lists), "tokens")
     label_name = column or next((name for name in ("tags", "ner_tags") if name in table.columns), "tags")
     names = [words_name, *([label_name] if labeled else [])]
     require_columns(table, names, f"{'choose the labels with --column; ' if labeled else ''}{FORMS}")
@@ -333,6 +350,71 @@ def _read_table(path: Path, column: str | None, labeled: bool) -> WordFile:
         words = lists.pop(words_name)
         sentences.append(Sentence(words, lists, lines=[number] * len(words)))
     return WordFile(path, ROWS, sentences)
+
+
+def _divide(text: str, number: int) -> tuple[Sentence, list[tuple[int, int]]]:
+    """Return a text as words that have no labels yet, and their ranges of characters."""
+    words = [(word, place) for word, place in _DIVIDED.pre_tokenize_str(text) if not is_blank(word)]
+    ranges = [place for _, place in words]
+    spaces = [start > end for (_, end), (start, _) in itertools.pairwise([*ranges, *ranges[-1:]])]
+    return Sentence([word for word, _ in words], {}, spaces, [number] * len(words)), ranges
+
+
+def _read_spans(table: TableFile, spans_name: str | None, column: str) -> WordFile:
+    """Read a text in each row, and the labels of its words (IOB) as ``column`` from the spans in ``spans_name``, if given, as
+    doccano, Prodigy and spaCy write them. Rows of Prodigy that were not accepted are left out."""
+    names = [name for name in (TEXT_COLUMN, spans_name, "answer") if name in table.columns]
+    sentences, left_out = [], Counter()
+    for number, row in table.rows(names):
+        text, given = row[TEXT_COLUMN], row.get(spans_name) or []
+        if spans_name and row.get("answer") in ("reject", "ignore"):
+            left_out["rows whose answer is reject or ignore"] += 1
+            continue
+        is_text = isinstance(text, str) and isinstance(given, list)
+        spans = [_parse_span(span, len(text)) for span in given] if is_text else [None]
+        if None in spans:
+            problem = f"{text!r:.60} is no text, or {given!r:.60} no list of spans"
+            if is_text:
+                problem = f"{given[spans.index(None)]!r:.100} is not start, end and label of a span in a text of {len(text):,} "
+                problem += "characters, counted from 0"
+            raise UserError(f"{table.path}, row {number}: {problem}: {FORMS}")
+        sentence, ranges = _divide(text, number)
+        if spans_name:
+            sentence.columns[column] = _labels_of_words(ranges, spans, left_out)
+        sentences.append(sentence)
+    return WordFile(table.path, f"{TEXTS}, spans in {spans_name}" if spans_name else TEXTS, sentences, left_out)
+
+
+def _parse_span(span: Any, num_characters: int) -> tuple[int, int, str] | None:
+    if isinstance(span, dict):
+        span = [span.get("start", span.get("start_offset")), span.get("end", span.get("end_offset")), span.get("label")]
+    if not isinstance(span, list) or len(span) != 3 or not all(type(place) is int for place in span[:2]):
+        return None
+    start, end, label = *span[:2], *(_texts_in(span[2:]) or [""])
+    return (start, end, label) if label and 0 <= start <= end <= num_characters else None
+
+
+def _labels_of_words(
+    words: Sequence[tuple[int, int]], spans: Iterable[tuple[int, int, str]], left_out: Counter[str]
+) -> list[str]:
+    """Return the labels (IOB) of words, given as ranges of characters, and count in ``left_out``. A span is extended to the
+    words that it cuts. Of overlapping ones the longest in words stays, or else the first (``filter_spans`` of spaCy)."""
+    starts, ends = [start for start, _ in words], [end for _, end in words]
+    labels, ranges = [OUTSIDE] * len(words), []
+    for start, end, label in spans:
+        first, last = bisect_right(ends, start), bisect_left(starts, end)
+        if start == end or first == last:
+            left_out["spans without a word"] += 1
+        else:
+            cut = (starts[first] < start) + (end < ends[last - 1])
+            left_out["ends of spans inside of words (these spans are extended)"] += cut
+            ranges.append((first, last, label))
+    for first, last, label in sorted(ranges, key=lambda span: (span[0] - span[1], span[0])):
+        if any(given != OUTSIDE for given in labels[first:last]):
+            left_out["spans that overlap another one (the longest stays)"] += 1
+        else:
+            labels[first:last] = [f"B-{label}", *[f"I-{label}"] * (last - first - 1)]
+    return labels
 
 
 def _texts_in(values: Any) -> list[str] | None:

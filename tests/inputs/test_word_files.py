@@ -3,6 +3,8 @@
 import gzip
 import json
 import lzma
+import random
+import unicodedata
 from pathlib import Path
 
 import pytest
@@ -170,6 +172,65 @@ def test_tables_of_lists(name, tmp_path):
     assert [one.words for one in read_sentences(path, labeled=False).sentences] == [["mu", "Vo"], ["Rom"]]
 
 
+TEXT_WITH_SPANS = 'He met  "Jan-Peter" in New York.'
+WORDS_WITH_LABELS = 'He/O met/O "/O Jan/B-PER -/I-PER Peter/I-PER "/O in/O New/B-LOC York/I-LOC ./O'
+SPANS = [
+    '"label": [[9, 18, "PER"], [23, 31, "LOC"]]',
+    '"labels": [[23, 31, "LOC"], [9, 18, "PER"]], "label": "news"',
+    '"entities": [{"id": 1, "start_offset": 9, "end_offset": 18, "label": "PER"}, '
+    '{"id": 2, "start_offset": 23, "end_offset": 31, "label": "LOC"}], "relations": []',
+    '"tokens": [{"text": "He", "start": 0}], "answer": "accept", "spans": [{"start": 9, "end": 18, "token_start": 3, '
+    '"label": "PER"}, {"start": 23, "end": 31, "token_start": 7, "label": "LOC"}]',
+    '"ents": [{"start": 9, "end": 18, "label": "PER"}, {"start": 23, "end": 31, "label": "LOC"}], "tokens": [{"id": 0}]',
+]
+
+
+@pytest.mark.parametrize("spans", SPANS)
+def test_spans_of_characters(spans, tmp_path):
+    """As doccano, Prodigy and spaCy write them. Without labels the same words, in the same text."""
+    rows = f'{{"text": {json.dumps(TEXT_WITH_SPANS)}, {spans}}}\n{{"text": " \u200b ", "answer": null}}\n'
+    (sentence,) = read_sentences(write(tmp_path / "a.jsonl", rows)).sentences
+    assert list(map("/".join, zip(sentence.words, sentence.columns["label"], strict=True))) == WORDS_WITH_LABELS.split()
+    (same,) = read_sentences(tmp_path / "a.jsonl", labeled=False).sentences
+    assert (same.words, same.text) == (sentence.words, " ".join(TEXT_WITH_SPANS.split()))
+
+
+def label_characters(text: str, spans: list[list]) -> tuple[list[str], int]:
+    """Words and labels by a loop over characters; the longest of spans that overlap. And the number of ends inside words."""
+    owner, words = [None], []  # of the character before the text, and of each one
+    for character in text:
+        alone = unicodedata.category(character)[0] == "P" or "\u4e00" <= character <= "\u9fff"
+        if not character.isspace() and (alone or owner[-1] is None or words[-1][1]):
+            words.append(["", alone])
+        owner.append(None if character.isspace() else len(words) - 1)
+        words[-1:] = [[words[-1][0] + character.strip(), words[-1][1]]] if words else []
+    labels = ["O"] * len(words)
+    inside = [(sorted({*owner[start + 1 : end + 1]} - {None}), label) for start, end, label in spans]
+    edges = [edge for span, (places, _) in zip(spans, inside, strict=True) if places for edge in span[:2]]
+    cut = sum(owner[edge] is not None and owner[edge : edge + 2] == [owner[edge]] * 2 for edge in edges)
+    for places, label in sorted(inside, key=lambda each: (-len(each[0]), each[0][:1])):
+        if {labels[place] for place in places} == {"O"}:
+            for place in places:
+                labels[place] = f"{'B' if place == places[0] else 'I'}-{label}"
+    return [f"{word}/{label}" for (word, _), label in zip(words, labels, strict=True)], cut
+
+
+def test_spans_are_those_of_a_loop_over_characters(tmp_path):
+    draw, rows = random.Random(1), []
+    for _ in range(500):
+        text = "".join(draw.choices("ab é-.中国  \t\u00a0", k=draw.randint(1, 20))) + "x"
+        edges = [sorted(draw.choices(range(len(text) + 1), k=2)) for _ in range(draw.randint(0, 4))]
+        rows.append({"text": text, "labels": [[*edge, draw.choice("XY")] for edge in edges]})
+    file = read_sentences(write(tmp_path / "a.jsonl", lines_of(rows)))
+    expected, cut = zip(*(label_characters(row["text"], row["labels"]) for row in rows), strict=True)
+    found = [list(map("/".join, zip(one.words, one.columns["label"], strict=True))) for one in file.sentences]
+    assert found == list(expected)
+    assert [one.text for one in file.sentences] == [" ".join(row["text"].split()) for row in rows]
+    extended, overlap, empty = (count for why, count in sorted(file.left_out.items()) if "spans" in why)
+    lost = sum(len(row["labels"]) for row in rows) - str(expected).count("/B-")
+    assert (extended, overlap + empty) == (sum(cut), lost)
+
+
 @pytest.mark.parametrize(
     ("text", "how", "expected"),
     [
@@ -196,6 +257,11 @@ def test_words_without_labels(text, how, expected, tmp_path):
     [
         (TREES, "CoNLL-U, column upos: 2 sentences of 4 words | I/PRON do/AUX n't/PART"),
         ("1 Rom B-LOC\n2 is O\n", ": 1 sentences of 2 words | 1/B-LOC 2/O"),  # an index column
+        (
+            '{"text": "A B", "spans": [[0, 1, "X"], [0, 3, "Y"], [2, 2, "X"]]}\n{"text": "a", "answer": "reject"}',
+            "one text a row, spans in spans, column label: 1 sentences of 2 words; left out: 1 spans without a word, 1 spans "
+            "that overlap another one (the longest stays), 1 rows whose answer is reject or ignore | A/B-Y B/I-Y",
+        ),
         (lines_of(ROWS_OF_WORDS), "a row, column ner_tags: 2 sentences of 3 words; left out: 1 blank words, 2"),
     ],
 )
@@ -245,6 +311,17 @@ REFUSED = [
         read_sentences,
         lines_of([{"text": "a", "tags": ["O"]}]),
         "no column 'tokens', it has text, tags: .* --column; words",
+    ),
+    (read_sentences, '{"text": "a", "label": "b"}', f"row 1: 'a' is no text, or 'b' no list of spans: {FORMS}"),
+    (read_sentences, '{"text": null, "spans": []}', "row 1: None is no text, or .. no list of spans: words"),
+    *(
+        (read_sentences, f'{{"text": "a", "spans": [[0, 1, "X"], {span}]}}', "row 1: .* is not start, end and label of")
+        for span in '"O" [0,1] [0,1,2] [0,1.0,"X"] [1,0,"X"] {"start":0,"end":1} [-1,1,"X"] [0,1,""]'.split()
+    ),
+    (
+        read_sentences,
+        '{"text": "a", "label": [[0, 2, "X"]]}',
+        r"row 1: .0, 2, 'X'. is not .* in a text of 1 characters",
     ),
     (read_conllu, TREES.replace("3\tn't", "4\tn't"), "line 7: expected word 3 in the ten columns of CoNLL-U"),
     (
