@@ -104,7 +104,9 @@ def add_label_columns(add: Any) -> None:
     text = (
         "labels to predict: upos (default), xpos or deprel of CoNLL-U; a name of --columns (default: the last column, "
     )
-    text += "label, of files with one word a line); a list in tables (default: tags or ner_tags, or spans, ents, entities, labels or label beside text)"
+    text += (
+        "label, of files with one word a line); a list in tables (default: tags or ner_tags, or the spans of a text)"
+    )
     add("--column", metavar="NAME", help=text)
     text = "names of all columns of files with one word a line, with word among them (default: word,2,...,label)"
     add("--columns", metavar="A,B,...", type=lambda value: value.split(","), help=text)
