@@ -316,16 +316,7 @@ REFUSED = [
     (read_sentences, '{"text": null, "spans": []}', "row 1: None is no text, or .. no list of spans: words"),
     *(
         (read_sentences, f'{{"text": "a", "spans": [[0, 1, "X"], {span}]}}', "row 1: .* is not start, end and label of")
-        for span in [
-            '"O"',
-            "[0,1]",
-            "[0,1,2]",
-            '[0,1.0,"X"]',
-            '[1,0,"X"]',
-            '{"start":0,"end":1}',
-            '[-1,1,"X"]',
-            '[0,1,""]',
-        ]
+        for span in ['"O"', "[0,1]", '[0,1.0,"X"]', '[1,0,"X"]', '{"start":0,"end":1}', '[-1,1,"X"]', '[0,1,""]']
     ),
     (
         read_sentences,
