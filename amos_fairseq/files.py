@@ -86,11 +86,13 @@ def json_text(content: Any) -> str:
     return (text if is_unicode(text) else json.dumps(content, indent=2)) + "\n"
 
 
-def csv_lines(rows: Iterable[Sequence[object]], separator: str = ",") -> Iterator[str]:
+def csv_lines(
+    rows: Iterable[Sequence[object]], separator: str = ",", quoting: int = csv.QUOTE_MINIMAL
+) -> Iterator[str]:
     """Yield each row as CSV with a line end; None is an empty cell."""
     lines: list[str] = []
     # Only with its default, CR LF as the end of a line, does the writer quote cells with a lone CR.
-    writer = csv.writer(SimpleNamespace(write=lines.append), delimiter=separator)
+    writer = csv.writer(SimpleNamespace(write=lines.append), delimiter=separator, quoting=quoting)
     for row in rows:
         writer.writerow(row)
         yield lines.pop().removesuffix("\r\n") + "\n"

@@ -163,7 +163,8 @@ def has_quotes_of_csv(path: Path) -> bool:
     """Return whether quotes around the fields of a TSV file are not a part of its texts: a decision for the whole file.
 
     They are not if every line can be read as CSV, or else if the file can and its lines have different numbers of tabs, so that
-    some fields have several lines. A quote of a text, as in ``"Yes," he said``, is never followed by a tab or the line's end.
+    some fields have several lines, or its first row has quotes around every field, as ``amos classify --predict`` writes the
+    names of columns. A quote of a text, as in ``"Yes," he said``, is never followed by a tab or the line's end.
     """
     tabs, each_line = set(), True
 
@@ -175,7 +176,16 @@ def has_quotes_of_csv(path: Path) -> bool:
             each_line = each_line and ('"' not in line or is_csv([line]))
             yield line
 
-    return is_csv(lines()) and (each_line or len(tabs) > 1)
+    return is_csv(lines()) and (each_line or len(tabs) > 1 or _begins_with_quoted_fields(path))
+
+
+def _begins_with_quoted_fields(path: Path) -> bool:
+    lines = (line.replace("\0", "") for _, line in read_lines(path, ignore))
+    try:  # what is without quotes becomes a number, or fails
+        first = next(csv.reader(lines, delimiter="\t", strict=True, quoting=csv.QUOTE_NONNUMERIC), [])
+    except (csv.Error, ValueError):
+        return False
+    return bool(first) and all(isinstance(field, str) for field in first)
 
 
 def is_csv(lines: Iterable[str]) -> bool:

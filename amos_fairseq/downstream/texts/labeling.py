@@ -1,5 +1,6 @@
 """Predictions for texts: outputs of a head, their names, and ``amos classify --predict``, which labels the rows of a table."""
 
+import csv
 import itertools
 import json
 import threading
@@ -147,7 +148,8 @@ def predicted_cells(head: HeadOutputs, logits: np.ndarray) -> Iterator[dict[str,
 
 
 def table_lines(suffix: str, columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield the lines of a table: JSON lines, or CSV, with tabs for .tsv, in which lists and objects are JSON.
+    """Yield the lines of a table: JSON lines, or CSV, with tabs for .tsv, in which lists and objects are JSON. The names of the
+    columns of .tsv are in quotes, so that :class:`TableFile` does not take those of other fields for a part of the texts.
 
     NaN is missing (null, or an empty cell), and the infinities are the texts Infinity and -Infinity, because JSON has neither.
     """
@@ -155,7 +157,9 @@ def table_lines(suffix: str, columns: Sequence[str], rows: Iterable[Mapping[str,
     if suffix == ".jsonl":
         return (f"{as_json(row)}\n" for row in plain_rows)
     cells = ([as_json(cell) if isinstance(cell, list | dict) else cell for cell in row.values()] for row in plain_rows)
-    return csv_lines(itertools.chain([columns], cells), "\t" if suffix == ".tsv" else ",")
+    if suffix == ".csv":
+        return csv_lines(itertools.chain([columns], cells))
+    return itertools.chain(csv_lines([columns], "\t", csv.QUOTE_ALL), csv_lines(cells, "\t"))
 
 
 def as_json(value: Any) -> str:

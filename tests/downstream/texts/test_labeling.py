@@ -4,6 +4,7 @@ import csv
 import datetime
 import json
 import math
+import random
 import uuid
 from argparse import Namespace
 from decimal import Decimal
@@ -72,9 +73,9 @@ def read_jsonl(file: Path) -> list[dict]:
     return [json.loads(line) for line in file.read_text().splitlines()]
 
 
-def read_csv(file: Path) -> list[dict]:
-    with file.open(newline="") as stream:
-        return list(csv.DictReader(stream))
+def read_csv(file: Path, separator: str = ",") -> list[dict]:
+    with file.open(encoding="utf-8", newline="") as stream:
+        return list(csv.DictReader(stream, delimiter=separator))
 
 
 def test_every_row_of_the_table_is_one_of_the_result(results, tmp_path, capsys):
@@ -152,11 +153,26 @@ def test_tables_are_read_back_by_other_programs(suffix, separator, tmp_path):
     if separator is None:
         assert [json.loads(line) for line in file.read_bytes().splitlines()] == rows
         return
-    with file.open(encoding="utf-8", newline="") as stream:
-        assert list(csv.DictReader(stream, delimiter=separator)) == rows
+    assert read_csv(file, separator) == rows
     assert pandas.read_csv(file, sep=separator, keep_default_na=False).to_dict("records") == rows
     options = {"parse_options": pyarrow_csv.ParseOptions(delimiter=separator, newlines_in_values=True)}
     assert pyarrow_csv.read_csv(file, **options).to_pylist() == rows
+
+
+def test_any_table_is_read_back(tmp_path):
+    """By csv and the reader of this package; of a table of one column no line has a tab that tells quotes from texts."""
+    generator, file = random.Random(1), tmp_path / "t.tsv"
+    pieces = ['"', '""', "\t", "\n", "\r", "\\", "a", " ", "\u2028", "\x85", ",", "\ufeff"]
+
+    def cells(number: int) -> list[str]:
+        return ["".join(generator.choices(pieces, k=generator.randrange(5))) for _ in range(number)]
+
+    for number in range(400):
+        columns = tuple(dict.fromkeys(["c", *cells(number % 3)]))
+        rows = [dict(zip(columns, cells(len(columns)), strict=True)) for _ in range(1 + number % 5)]
+        file.write_text("".join(table_lines(".tsv", columns, rows)), encoding="utf-8", newline="")
+        table = TableFile(file)
+        assert (table.columns, [row for _, row in table.rows()], read_csv(file, "\t")) == (columns, rows, rows)
 
 
 @pytest.mark.parametrize("suffix", [".tsv", ".csv", ".jsonl"])
