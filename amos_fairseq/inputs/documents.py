@@ -3,6 +3,7 @@
 A document is ``bytes``: valid UTF-8, one non-empty stripped paragraph per line, each line ended by a line feed.
 """
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,9 @@ from amos_fairseq.inputs.tables import TableFile, require_columns
 from amos_fairseq.output.terminal import say
 
 _UNDECODED = "\ufffd".encode()
+_LARGEST_WIDTH = 200  # at which texts are wrapped
+_ENDS = tuple(".!?:;\"')\u2026\u2019\u201d\u00bb")  # of sentences
+_JOIN_LINES = """awk '{ gsub(/\\r/, "") } NF { $1 = $1; printf "%s ", $0; next } { print "\\n" }'"""
 
 
 @dataclass
@@ -50,8 +54,8 @@ class DocumentFile:
         self.num_documents = self.without_text = 0
         table = None if kind_of(self.path) == TEXT else TableFile(self.path, on_read=on_read)
         self.form = TEXT if table is None else table.form
-        num_undecoded = 0
-        for document in self._read_text(on_read) if table is None else self._read_table(table):
+        num_undecoded, wrapping = 0, _Wrapping()
+        for document in self._read_text(on_read, wrapping) if table is None else self._read_table(table):
             self.num_documents += 1
             num_undecoded += document.count(_UNDECODED)
             yield document
@@ -66,6 +70,9 @@ class DocumentFile:
             say(
                 f"{self.path}: WARNING: {num_undecoded:,} characters U+FFFD: bytes that an earlier program did not decode"
             )
+        if width := wrapping.width():
+            what = f"most lines are wrapped at {width} characters, and each is read as a paragraph or document"
+            say(f"{self.path}: WARNING: {what}: join those of a paragraph with {_JOIN_LINES} (docs/converting.md)")
 
     def print_first(self) -> None:
         """Print the kind and the first document; raise UserError if there is none."""
@@ -76,10 +83,11 @@ class DocumentFile:
         columns = [] if is_text else [self.column]
         print_first(self.path, form if is_text else self.form, columns, " ¶ ".join(paragraphs))
 
-    def _read_text(self, on_read: OnRead) -> Iterator[bytes]:
+    def _read_text(self, on_read: OnRead, wrapping: "_Wrapping") -> Iterator[bytes]:
         document, start = bytearray(), 0  # a list of many short paragraphs would take many times their size
         for number, line in read_lines(self.path, on_read):
             for text in clean_lines(line.rstrip("\r\n")):
+                wrapping.add(text)
                 if text:
                     start = start if document else number
                     document += text.encode("utf-8") + b"\n"
@@ -102,3 +110,28 @@ class DocumentFile:
                 yield document
             else:
                 self.without_text += 1
+
+
+class _Wrapping:
+    """Whether a text is wrapped at a width: its lines end where the next word does not fit, and most inside of a sentence."""
+
+    def __init__(self) -> None:
+        self._before, self._num_pairs, self._num_inside = "", 0, 0
+        self._changes = [0] * (_LARGEST_WIDTH + 22)  # sums: the pairs of lines that have each width
+
+    def add(self, line: str) -> None:
+        """Add the next line, "" for a blank one."""
+        before, self._before = self._before, line
+        if before and line:
+            self._num_pairs += 1
+            self._num_inside += line[0].islower() and not before.endswith(_ENDS)
+            size = line.find(" ", 0, 20) if len(before) <= _LARGEST_WIDTH else -1  # of the word that did not fit
+            if size > 0:
+                self._changes[len(before)] += 1
+                self._changes[len(before) + 1 + size] -= 1
+
+    def width(self) -> int:
+        """Return the width, or 0 if there is none."""
+        fits, width = max((fits, width) for width, fits in enumerate(itertools.accumulate(self._changes)))
+        is_wrapped = min(2 * self._num_inside, fits / 0.8) > self._num_pairs >= 30 <= width
+        return width if is_wrapped else 0

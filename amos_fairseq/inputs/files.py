@@ -6,7 +6,7 @@ import io
 import lzma
 import re
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -155,15 +155,33 @@ def read_lines(path: Path, on_read: OnRead = ignore) -> Iterator[tuple[int, str]
 
 
 def decoded_lines(stream: BinaryIO, name: str | Path) -> Iterator[tuple[int, str]]:
-    number = 0
-    while line := stream.readline(LARGEST_DOCUMENT_BYTES + 1):
-        number += 1
+    num_utf8 = 0
+    lines = iter(lambda: stream.readline(LARGEST_DOCUMENT_BYTES + 1), b"")
+    for number, line in enumerate(lines, start=1):
         refuse_large(line, name, f"line {number}")
         try:
             text = line.decode("utf-8")
         except UnicodeDecodeError:
-            raise UserError(f"{name}, line {number} is not UTF-8: {FORMS}") from None
+            raise UserError(f"{name}, line {number} is not UTF-8{_of_all_lines(lines, num_utf8)}") from None
+        num_utf8 += not text.isascii()
         yield number, text.removeprefix("\ufeff") if number == 1 else text
+
+
+def _of_all_lines(rest: Iterable[bytes], num_utf8: int) -> str:
+    """Return what helps with a line that is not UTF-8: ``rest`` are the lines after it, and ``num_utf8`` those before it that
+    are UTF-8 and not ASCII."""
+    num_others = 1
+    for line in rest:
+        try:
+            num_utf8 += not line.decode("utf-8").isascii()
+        except UnicodeDecodeError:
+            num_others += 1
+    if not num_utf8:
+        return f", and no line is, but for ASCII: convert the whole file from its encoding; {FORMS}"
+    counts = f" (lines like it: {num_others:,}; lines of UTF-8, without ASCII: {num_utf8:,})"
+    if num_utf8 < 10 * num_others:  # iconv -c would remove letters from much of the text
+        return f"{counts}: the file mixes encodings: convert its parts before they are joined"
+    return f"{counts}: iconv -c -f UTF-8 -t UTF-8 leaves the broken bytes out (docs/converting.md)"
 
 
 def refuse_large(content: bytes | bytearray, name: str | Path, place: str) -> None:

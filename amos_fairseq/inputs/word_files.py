@@ -14,7 +14,7 @@ from tokenizers import Regex, pre_tokenizers
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.inputs import TEXT_COLUMN, UNSPACED
-from amos_fairseq.inputs.files import FOLDER, JSONL, PARQUET, is_blank, kind_of, print_what_was_read, read_lines
+from amos_fairseq.inputs.files import CSV, FOLDER, JSONL, PARQUET, is_blank, kind_of, print_what_was_read, read_lines
 from amos_fairseq.inputs.schemes import OUTSIDE
 from amos_fairseq.inputs.tables import TableFile, require_columns
 
@@ -39,6 +39,7 @@ FORMS = (
     "sentence), and from JSON lines and Parquet with lists (tokens, tags) or a text and spans of its characters (text, "
     "label: [[start, end, label], ...]): docs/converting.md has commands for other files"
 )
+_LONGEST_FILE_OF_ONE = 200  # words of a file that may be a single sentence
 _DOCUMENT_START = "-DOCSTART-"
 _BLANKS = re.compile(r"[ \t]+")  # not str.split(), which also splits at a no-break space inside a word
 _ID = re.compile(r"([0-9]+)(?:([-.])([0-9]+))?")
@@ -184,7 +185,7 @@ def read_sentences(
         blocks, num_marks = _read_blocks(path)
         if not names and _is_conllu(path, blocks):
             file = _read_conllu(path, blocks)
-        elif not labeled and not names and _has_a_sentence_a_line(blocks):
+        elif not labeled and not names and kind_of(path) != CSV and _has_a_sentence_a_line(blocks):
             lines = (line for block in blocks for line in block)
             sentences = [(number, _BLANKS.split(text.strip(" \t"))) for number, text in lines]
             file = WordFile(path, LINES, [Sentence(words, {}, lines=[n] * len(words)) for n, words in sentences])
@@ -241,6 +242,13 @@ def _read_columns(path: Path, blocks: Sequence[Lines], names: Sequence[str] | No
     if names is None:
         width = max(1 + labeled, len(_cells_of(blocks[0][0][1])) if blocks else 0)
         names = [WORD, *map(str, range(2, width)), *([LABEL] if width > 1 else [])]
+    if kind_of(path) == CSV or (len(blocks) == 1 and len(blocks[0]) > _LONGEST_FILE_OF_ONE):
+        problem = f"has no blank line, so that its {len(blocks[0]):,} words are one sentence: put one after each"
+        if kind_of(path) == CSV:
+            problem = (
+                "is CSV: make lists of a row for each word, with .ffill() if only the first has a sentence's number"
+            )
+        raise UserError(f"{path} {problem} (docs/converting.md, Words)")
     sentences = []
     for block in blocks:
         rows = [_cells_of(line) for _, line in block]

@@ -93,7 +93,7 @@ GOOD = '{"sentence_good": "the fox", "sentence_bad": "the dog"}'
 @pytest.mark.parametrize(
     ("arguments", "code", "named"),
     [
-        ("run latin1.txt", 1, "latin1.txt, line 2 is not UTF-8: .*docs/converting.md"),
+        ("run latin1.txt", 1, "latin1.txt, line 2 is not UTF-8, .*docs/converting.md"),
         ("run folder", 1, "folder: is not a file"),
         ("run text.txt --out text.txt", 1, "text.txt is an input file or a folder"),
         ("run text.txt --batch-tokens 0", 2, "--batch-tokens: 0 must be at least 1"),

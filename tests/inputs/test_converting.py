@@ -7,17 +7,24 @@ import re
 import shutil
 import subprocess
 import tarfile
+import textwrap
 import zipfile
 from pathlib import Path
 
 import pytest
 from tiny_runs import ROOT
 
+from amos_fairseq.errors import UserError
 from amos_fairseq.inputs.documents import DocumentFile
 from amos_fairseq.inputs.tables import TableFile
+from amos_fairseq.inputs.word_files import read_sentences
 
 PAGE = (ROOT / "docs" / "converting.md").read_text(encoding="utf-8")
 TEXT = "Caf\u00e9 one.\n\nTwo.\n"
+CONLL2012 = "".join(
+    f"a 0 0 {row.split()[0]} P (S* - - - A {row.split()[1]} -\n" if " " in row else f"{row}\n"
+    for row in ["#begin", "De (PER*", "la *", "O *)", "to *", "", "Rom (LOC)", "Oz (LOC)", ". *", "#end"]
+)
 READ = ["Caf\u00e9 one.\n", "Two.\n"]
 ROWS = [{"text": "Caf\u00e9 one."}, {"text": "Two."}]
 
@@ -48,7 +55,9 @@ COMMANDS = {
     "bunzip2": (bz2.compress(TEXT.encode()), READ),
     "tr": (TEXT.replace("\n", "\r").encode(), READ),
     "sed -E": ("Caf\u00e9 one.\n<|endoftext|>\nTwo.\n* * *\n".encode(), READ),
-    "awk": ("Caf\u00e9\none.\n\n\nTwo.\n".encode(), READ),
+    "awk '{ gsub": ("Caf\u00e9\r\n  one.\r\n \r\n\r\nTwo.\r\n".encode(), READ),
+    "awk '{ print": (b"a\tX\n.\tY\nb\tX\n?\tY\n", [["a/X", "./Y"], ["b/X", "?/Y"]]),
+    "awk '!": (CONLL2012.encode(), [["De/B-PER", "la/I-PER", "O/I-PER", "to/O"], ["Rom/B-LOC", "Oz/B-LOC", "./O"]]),
     "fold": (b"word " * 1000 + b"\n", [f"{('word ' * 800).strip()}\n{('word ' * 200).strip()}\n"]),
     "sed -n": ("# text = Caf\u00e9 one.\n1\tCaf\u00e9\n\n# text = Two.\n1\tTwo\n".encode(), ["".join(READ)]),
     "jq -c '.[]' ": (json.dumps(ROWS, indent=1).encode(), READ),
@@ -69,7 +78,8 @@ def section(name: str) -> str:
 
 
 def test_each_command_of_the_shell(tmp_path: Path) -> None:
-    blocks = re.findall(r"^```bash\n(.*?)^```", section("Text") + section("JSON"), flags=re.DOTALL | re.MULTILINE)
+    sections = section("Text") + section("JSON") + section("Words")
+    blocks = re.findall(r"^```bash\n(.*?)^```", sections, flags=re.DOTALL | re.MULTILINE)
     lines = [line for block in blocks if "# not run" not in block for line in block.splitlines() if line[:1] != "#"]
     assert len(lines) == len(COMMANDS)
     for line in lines:
@@ -81,7 +91,14 @@ def test_each_command_of_the_shell(tmp_path: Path) -> None:
         (tmp_path / old).write_bytes(content)
         result = subprocess.run(["bash", "-c", line], cwd=tmp_path, capture_output=True, text=True)
         assert result.returncode == 0 or "iconv -c" in line, result.stderr
-        assert [each.decode() for each in DocumentFile(tmp_path / new).read()] == expected, line
+        assert read(tmp_path / new) == expected, line
+
+
+def read(path: Path) -> list:
+    if path.name != "words.tsv":
+        return [document.decode() for document in DocumentFile(path).read()]
+    sentences = read_sentences(path).sentences
+    return [list(map("/".join, zip(each.words, each.columns["label"], strict=True))) for each in sentences]
 
 
 def test_tables_by_pandas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,3 +123,44 @@ def test_tables_by_pandas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     exec(lists, {})
     for name in ("rows.jsonl", "more.jsonl"):
         assert [row["label"] for _, row in TableFile(Path(name)).rows()] == [["obscene"], []]
+
+
+def test_words_by_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A table whose sentences have their number in the first row alone, as Kaggle's, or in each; and word/tag."""
+    pytest.importorskip("pandas")
+    monkeypatch.chdir(tmp_path)
+    table, slashes, *_ = re.findall(r"^```python\n(.*?)^```", section("Words"), flags=re.DOTALL | re.MULTILINE)
+    rows = ["Sentence #,Word,POS,Tag", "Sentence: 1,NA,N,B-LOC", ',",",P,O', "Sentence: 2,No,V,O", "Sentence: 2,.,P,O"]
+    Path("ner.csv").write_text("\n".join(rows))
+    with pytest.raises(UserError, match=r"ner.csv is CSV: make lists .* with .ffill.. if .*converting.md, Words"):
+        read_sentences(Path("ner.csv"), labeled=False)
+    exec(table, {})
+    sentences = [(each.words, each.columns["tags"]) for each in read_sentences(Path("ner.jsonl")).sentences]
+    assert sentences == [(["NA", ","], ["B-LOC", "O"]), (["No", "."], ["O", "O"])]
+    Path("brown.txt").write_text("a/X 1/2/Y\nb/X\n")
+    exec(slashes, {})
+    assert [each.words for each in read_sentences(Path("brown.tsv")).sentences] == [["a", "1/2"], ["b"]]
+
+
+def test_messages_have_commands_for_the_whole_file(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    """What is printed is run on the file that it is printed for: a broken byte, and lines that are wrapped at a width."""
+    old, new = tmp_path / "old.txt", tmp_path / "new.txt"
+
+    def run(command: str) -> list:
+        new.write_bytes(subprocess.run(["bash", "-c", command], input=old.read_bytes(), stdout=subprocess.PIPE).stdout)
+        return read(new)
+
+    good = "D\u00e9j\u00e0 vu.\n" * 30
+    old.write_bytes(f"{good}caf?\n{good}ASCII\n".encode().replace(b"?", b"\xe9"))
+    with pytest.raises(UserError, match=r"line 31 is not UTF-8 .*: 1; .*: 60.: iconv -c") as error:
+        read(old)
+    assert run(re.search("iconv.*UTF-8 -t UTF-8", str(error.value))[0]) == [f"{good}caf\n{good}ASCII\n"]
+    paragraphs = [" ".join(f"word{n * m % 97}" for m in range(60)) + "." for n in range(20)]
+    old.write_bytes("\r\n\r\n".join("\r\n".join(textwrap.wrap(each, 66)) for each in paragraphs).encode())
+    read(old)
+    message = capsys.readouterr().err
+    assert "WARNING: most lines are wrapped at 66 characters, and each is read as a paragraph or document" in message
+    command = re.search("awk '.*'", message)[0]
+    assert command in PAGE
+    assert run(command) == [f"{each}\n" for each in paragraphs]
+    assert "WARNING" not in capsys.readouterr().err

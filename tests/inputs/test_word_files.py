@@ -337,6 +337,7 @@ REFUSED = [
     (read_conllu, TREES.replace("advmod", " "), "line 7: expected word 3"),
     (read_conllu, CONLL2003, "line 3: expected word 1 .*: 'U.N. NNP I-NP I-ORG'"),
     (read_conllu, "# a\n", "has no sentence"),
+    (read_sentences, "a\tX\n" * 201, "no blank line, so that its 201 words are one sentence: put one"),
     (unlabeled, "The dog  sees\nA\tcat\n", "line 2: 2 columns .A cat., expected word, 2, label"),
     (named, "a X O\n", "line 1: 3 columns .a X O., expected word, pos"),
     (

@@ -14,6 +14,7 @@ import argparse
 import contextlib
 import dataclasses
 import json
+import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -52,6 +53,7 @@ from amos_fairseq.text.tokenization import load_tokenizer
 from amos_fairseq.text.tokenization.tokenizer import BOS, EOS, UNK, Tokenizer
 
 ARRAYS = (*WORD_ARRAYS, "label")
+_BRACKETS = re.compile(r"(\([^\s()*]+)*\*?\)*")  # of CoNLL-2012: (PER* *) (PER), and * without any
 REST = "rest"  # value of --unlabeled: the training sentences that --labeled leaves
 
 
@@ -187,6 +189,11 @@ def prepare_tagging_inside(out: Path, source: WordSource, tokenizer: Tokenizer) 
 def convert_spans(files: Sequence[WordFile], column: str) -> bool:
     """Convert labels that mark spans to IOB or IOBES, and return whether they do; refuse a label that does not fit the rest."""
     counts = count_labels([sentence for file in files for sentence in file.sentences], column)
+    if "*" in counts and all(map(_BRACKETS.fullmatch, counts)):
+        problem = (
+            f"{max(counts, key=len):.60} is a bracket of CoNLL-2012: convert them to IOB (docs/converting.md, Words)"
+        )
+        raise UserError(f"{files[0].path}, column {column}: the label {problem}")
     notation = notation_of(counts)
     if not notation:
         return False
