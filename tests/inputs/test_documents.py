@@ -70,7 +70,7 @@ def test_rows_without_a_text_are_counted(tmp_path, capsys):
 NOT_WRAPPED = {
     "poem": "in the forests of the night,\nwhat immortal hand or eye\ncould frame thy fearful symmetry\n" * 40,
     "dialogue": '"Yes," he said and went to the window.\nso she left the house alone and without a word\n' * 40,
-    "sentences": "".join(f"sentence {'very ' * (n % 5)}short {'and lowercase ' * (n % 3)}{n}.\n" for n in range(90)),
+    "sentences": "".join(f"the sentence {n} has the length of the others.\n" for n in range(10, 99)),
     "Chinese": "床前明月光疑是地上霜举头望明月低头思故乡床前明月光疑是地上霜举头\n" * 40,
     "paragraphs": f"{'a paragraph of a line ' * 20}\n" * 40,
     "addresses": "https://example.org/an/address/of/some/length\n" * 40,
