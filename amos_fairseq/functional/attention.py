@@ -7,6 +7,7 @@ Shapes: B sequences, T tokens, n blocks of w tokens, H heads, d width of a head.
 import functools
 import importlib
 import inspect
+from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 import torch
@@ -278,6 +279,41 @@ def fused_attention(
     """
     with sdpa_kernel(SDPA_BACKENDS[backend], set_priority=len(SDPA_BACKENDS[backend]) > 1):
         return scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout)
+
+
+def disentangled_attention(
+    query: Tensor, key_value: Tensor, table: Tensor, rows: Tensor, masked: Tensor | None, dropout: Callable
+) -> Tensor:
+    """Compute softmax((q_i.k_j + q_i.kr_ij + k_j.qr_ij) / sqrt(3 d)) v_j (DeBERTa: He et al., 2020, Eq. 4).
+
+    qr_ij and kr_ij are projections of the row of the relative position i - j. In the last term the paper prints j - i; the
+    authors' code and its released weights have i - j in both.
+
+    Scores are float32 or above, also under autocast: float16 ends at 65,504, which sums of large states exceed.
+
+    Args:
+        query: [B,T,H,d].
+        key_value: [B,T,2,H,d].
+        table: [R,2,H,d], qr and kr of each row.
+        rows: [T,T] int64 (query, key), the row of each pair.
+        masked: [B or 1, 1, T or 1, T] bool, True where a query must not attend to a key; None: nowhere.
+        dropout: of the weights, a function of them.
+
+    Returns:
+        [B,T,H,d], in the dtype of ``query``.
+    """
+    dtype, device_type = torch.promote_types(query.dtype, torch.float32), query.device.type
+    key, value = key_value.transpose(1, 3).unbind(2)  # each [B,H,T,d]
+    with torch.autocast(device_type, enabled=False):
+        q, k, scale = query.transpose(1, 2).to(dtype), key.to(dtype), (3 * query.size(-1)) ** -0.5
+        relative_query, relative_key = table.to(dtype).permute(1, 2, 3, 0) * scale  # each [H,d,R]
+        pairs = rows.expand(*q.shape[:2], *rows.shape)
+        of_keys = (k @ relative_query).gather(-1, pairs.transpose(-2, -1)).transpose(-2, -1)
+        scores = (q * scale) @ k.transpose(-2, -1) + (q @ relative_key).gather(-1, pairs) + of_keys
+        if masked is not None:
+            scores = scores.masked_fill(masked, torch.finfo(dtype).min)
+        weights = dropout(scores.softmax(-1)).to(value.dtype)
+        return (weights @ value).transpose(1, 2)
 
 
 class PackedKeys(NamedTuple):

@@ -1,7 +1,7 @@
 """Buckets of relative positions (key position minus query position).
 
-Two schemes: ``t5`` of Raffel et al. (2019) in its bidirectional form, which Hugging Face's MPNet also uses, and ``amos``, that
-of the AMOS authors' released checkpoint.
+``t5`` of Raffel et al. (2019) in its bidirectional form, which Hugging Face's MPNet also uses, ``amos``, that of the AMOS
+authors' released checkpoint, and DeBERTa's, which has its buckets, but takes query minus key.
 """
 
 import math
@@ -45,6 +45,18 @@ def amos_bucket(distance: Tensor, num_buckets: int, max_distance: int) -> Tensor
 
 
 BUCKETS = {"t5": t5_bucket, "amos": amos_bucket}
+
+
+def deberta_rows(length: int, num_rows: int, max_distance: int, device: torch.device) -> Tensor:
+    """Return the row of DeBERTa's table for each pair, [T,T] (query, key) int64 in [1, num_rows): that of query minus key.
+
+    With R = ``num_rows``, distances of up to R / 4 have a row each. Beyond they share logarithmic buckets, and all from
+    ``max_distance`` - 1 on the last one. Distance 0 has row R / 2; row 0 is never used.
+    """
+    distance = torch.arange(1 - length, length, device=device)
+    rows = amos_bucket(distance, num_rows, max_distance) + 1
+    position = torch.arange(length, device=device)
+    return rows[position[:, None] - position + length - 1]
 
 
 def toeplitz(values: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from amos_fairseq.functional.positions import add_at_positions, gather_positions, replace_positions
 from amos_fairseq.models.configuration import (
+    DEBERTA_MINI,
     MINI,
     MODERN_MINI,
     PaddedVocabulary,
@@ -266,4 +267,6 @@ register_sizes(
     tiny={"generator_depths": "1,2", "linear_init_std": 0.1},
     mini={"generator_depths": "2,4", "discriminator_lr_scale": 0.05, **MINI},
     modern_mini={"generator_depths": "2,4", **MODERN_MINI},
+    deberta_mini={"generator_depths": "2,4", **DEBERTA_MINI},
+    deberta_small={"generator_depths": "2,4"},
 )

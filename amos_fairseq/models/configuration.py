@@ -17,14 +17,23 @@ from fairseq.models import register_model_architecture
 from torch import Tensor, nn
 
 from amos_fairseq.modules.bert_encoder import BertEncoderConfig
+from amos_fairseq.modules.deberta_encoder import DebertaEncoderConfig
 from amos_fairseq.modules.encoder import TransformerConfig
-from amos_fairseq.modules.heads import CLASSIFICATION_HEADS, POOLINGS, DetectionHead, EmbeddingHead, NormedDetectionHead
+from amos_fairseq.modules.heads import (
+    CLASSIFICATION_HEADS,
+    POOLINGS,
+    DenseDetectionHead,
+    DetectionHead,
+    EmbeddingHead,
+    FirstTokenDetectionHead,
+    NormedDetectionHead,
+)
 from amos_fairseq.modules.modern_encoder import ModernBertEncoderConfig
 from amos_fairseq.setting_checks import setting
 from amos_fairseq.text import special_ids
 
-BERT, MODERN = "bert", "modernbert"
-# The second part of the names of ModernBERT's architectures: MODEL_modern_SIZE.
+BERT, MODERN, DEBERTA = "bert", "modernbert", "deberta"
+# The second part of the names of ModernBERT's architectures: MODEL_modern_SIZE. DeBERTa's have that of the encoder.
 MODERN_ARCH = "modern"
 
 
@@ -63,19 +72,36 @@ MODERN_SETTINGS = {
     "activation_dropout": 0.0,
     "relative_position_scheme": "none",
 }
+# The released DeBERTaV3 models; mini is ours.
+DEBERTA_SIZES = {
+    "mini": SIZES["mini"],
+    "small": sizes(6, 768, 3072, 12),
+    "base": sizes(12, 768, 3072, 12),
+    "large": sizes(24, 1024, 4096, 16),
+}
+# Their configurations: position_buckets 256, each for two directions, and distances up to max_position_embeddings.
+DEBERTA_SETTINGS = {
+    "encoder": DEBERTA,
+    "layer_norm_eps": 1e-7,
+    "relative_position_scheme": "none",
+    "relative_position_buckets": 512,
+    "relative_position_max_distance": 512,
+}
 # What the mini models of all objectives have besides their sizes; a source for each value is in their YAMLs.
 MINI = {"linear_init_std": 0.07, "relative_position_scheme": "t5"}
 MODERN_MINI = {"linear_init_std": 0.05, "max_positions": 128}
+DEBERTA_MINI = {"linear_init_std": 0.07}
 # Matrix products are faster on whole tiles.
 VOCABULARY_MULTIPLE = 64
 
 
 @dataclass
 class EncoderConfig(FairseqDataclass):
-    encoder: ChoiceEnum([BERT, MODERN]) = setting(
+    encoder: ChoiceEnum([BERT, MODERN, DEBERTA]) = setting(
         BERT,
-        "architecture of all networks: bert, or modernbert (rotary positions, gated feed-forward networks, "
-        "LayerNorm before each block, local attention in most layers; docs/which_encoder.md)",
+        "architecture of all networks: bert; modernbert (rotary positions, gated feed-forward networks, "
+        "LayerNorm before each block, local attention in most layers); or deberta, of DeBERTaV3 (attention by content and by "
+        "relative positions; docs/which_encoder.md)",
     )
     global_attention_every: int = setting(
         3, "modernbert: one layer in this many attends to all tokens, beginning with the first", "above 0"
@@ -123,7 +149,9 @@ class EncoderConfig(FairseqDataclass):
     relative_position_scheme: ChoiceEnum(["none", "t5", "amos"]) = setting(
         "none", "relative positions: none, t5, or the scheme of the released AMOS checkpoint"
     )
-    relative_position_buckets: int = setting(32, "rows of the relative position table", "above 0")
+    relative_position_buckets: int = setting(
+        32, "rows of the relative position table, also of deberta, whose scheme is none", "above 0"
+    )
     relative_position_max_distance: int = setting(
         128, "distance in tokens from which on all relative positions share a bucket", "above 0"
     )
@@ -216,36 +244,43 @@ def transformer_config(
             global_theta=cfg.global_rope_theta,
             local_theta=cfg.local_rope_theta,
         )
+    common["position_buckets"] = cfg.relative_position_buckets
+    common["position_max_distance"] = cfg.relative_position_max_distance
+    if cfg.encoder == DEBERTA:
+        return DebertaEncoderConfig(**common)
     return BertEncoderConfig(
-        **common,
-        position_scheme=str(cfg.relative_position_scheme),
-        position_buckets=cfg.relative_position_buckets,
-        position_max_distance=cfg.relative_position_max_distance,
-        num_token_types=cfg.token_types,
+        **common, position_scheme=str(cfg.relative_position_scheme), num_token_types=cfg.token_types
     )
 
 
 def check_family(cfg: EncoderConfig) -> None:
     """Raise ValueError for settings that the encoder of ``--encoder`` does not have."""
     head_width = cfg.encoder_embed_dim // cfg.encoder_attention_heads
+    names = ("global_attention_every", "local_attention", "global_rope_theta", "local_rope_theta")
+    defaults = EncoderConfig.__dataclass_fields__
+    of_modern = [(getattr(cfg, name) != defaults[name].default, f"has no {name}: leave it out") for name in names]
+    positions = "rotary positions" if cfg.encoder == MODERN else "positions of its own"
     refused = [
-        (cfg.relative_position_scheme != "none", "has rotary positions: give --relative-position-scheme none"),
+        (cfg.relative_position_scheme != "none", f"has {positions}: give --relative-position-scheme none"),
         (cfg.token_types, "has no token types: leave --token-types out"),
         (embedding_width(cfg) != cfg.encoder_embed_dim, "has embeddings of its width: leave --embedding-dim out"),
-        (cfg.local_attention % 2, f"needs an even --local-attention, half on each side, not {cfg.local_attention}"),
-        (head_width % 2, f"rotates pairs of numbers, and cannot have heads of the odd width {head_width}"),
     ]
     if cfg.encoder == BERT:
-        names = ("global_attention_every", "local_attention", "global_rope_theta", "local_rope_theta")
-        defaults = EncoderConfig.__dataclass_fields__
-        refused = [(getattr(cfg, name) != defaults[name].default, f"has no {name}: leave it out") for name in names]
+        refused = of_modern
+    elif cfg.encoder == DEBERTA:
+        refused += of_modern
+    else:
+        refused += [
+            (cfg.local_attention % 2, f"needs an even --local-attention, half on each side, not {cfg.local_attention}"),
+            (head_width % 2, f"rotates pairs of numbers, and cannot have heads of the odd width {head_width}"),
+        ]
     for is_refused, message in refused:
         if is_refused:
             raise ValueError(f"--encoder {cfg.encoder} {message}")
 
 
 def has_biases(cfg: EncoderConfig) -> bool:
-    """Return whether the linear layers and LayerNorms of heads have biases, as on BERT's encoder."""
+    """Return whether the linear layers and LayerNorms of heads have biases, as on BERT's and DeBERTa's encoder."""
     return cfg.encoder != MODERN
 
 
@@ -256,8 +291,10 @@ def make_transform(cfg: EncoderConfig) -> EmbeddingHead | None:
 
 
 def make_detection_head(cfg: EncoderConfig, of_bert: type[DetectionHead]) -> DetectionHead:
-    """Return a detection head on the main encoder: ``of_bert``, or ModernBERT's."""
+    """Return a detection head on the main encoder: ``of_bert``, or ModernBERT's, or DeBERTaV3's in place of ELECTRA's."""
     width = cfg.encoder_embed_dim
+    if cfg.encoder == DEBERTA and of_bert is DenseDetectionHead:
+        return FirstTokenDetectionHead(width, cfg.layer_norm_eps)
     return NormedDetectionHead(width, cfg.layer_norm_eps) if cfg.encoder == MODERN else of_bert(width)
 
 
@@ -316,12 +353,15 @@ class PaddedVocabulary:
 
 
 def register_sizes(model: str, **also: dict) -> None:
-    """Register ``MODEL_tiny`` to ``MODEL_large`` and ``MODEL_modern_mini`` to ``MODEL_modern_large``.
+    """Register ``MODEL_tiny`` to ``MODEL_large``, and ``MODEL_modern_SIZE`` and ``MODEL_deberta_SIZE`` from mini to large.
 
-    ``also`` adds the model's own defaults for a name without that of the model, such as ``small`` or ``modern_small``.
+    ``also`` adds the model's own defaults for a name without that of the model, such as ``small`` or ``modern_small``;
+    ``deberta`` for all of DeBERTa's sizes.
     """
+    of_deberta = DEBERTA_SETTINGS | also.pop(DEBERTA, {})
+    deberta = {f"{DEBERTA}_{size}": numbers | of_deberta for size, numbers in DEBERTA_SIZES.items()}
     modern = {f"{MODERN_ARCH}_{size}": numbers | MODERN_SETTINGS for size, numbers in MODERN_SIZES.items()}
-    for size, settings in (SIZES | modern).items():
+    for size, settings in (SIZES | modern | deberta).items():
         register_model_architecture(model, f"{model}_{size}")(defaults_of({**settings, **also.get(size, {})}))
 
 

@@ -8,6 +8,7 @@ Shapes: B sequences, T tokens, M masked positions per sequence, D width of a net
 V padded vocabulary size.
 """
 
+import dataclasses
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -19,6 +20,8 @@ from torch import Tensor, nn
 from amos_fairseq.functional.positions import gather_positions, replace_positions
 from amos_fairseq.functional.sampling import ReplacementSampler, forbid_tokens, gumbel_max, gumbel_noise
 from amos_fairseq.models.configuration import (
+    DEBERTA,
+    DEBERTA_MINI,
     MINI,
     MODERN_MINI,
     PaddedVocabulary,
@@ -139,6 +142,8 @@ class ElectraModel(ReplacementModel, SingleMlmModel):
         if self.token_noise is not None or cfg.generator_checkpoint:
             return
         config = generator_config(cfg, cfg.generator_layers)
+        if cfg.encoder == DEBERTA:
+            config = dataclasses.replace(config, has_mask_decoder=True)
         self.generator = self.discriminator if cfg.share_weights == "all" else config.build()
         if cfg.share_weights == "embeddings":
             self.generator.share_embeddings(self.discriminator)
@@ -336,4 +341,10 @@ register_sizes(
     small={"embedding_dim": 128, "generator_size": 0.25},
     large={"generator_size": 0.25},
     modern_large={"generator_size": 0.25},
+    # DeBERTaV3: a generator of the same width and half of the layers, disentangled embeddings.
+    deberta={"generator_size": 1.0, "disentangled_embeddings": True},
+    deberta_mini={"generator_layers": 3, **DEBERTA_MINI},
+    deberta_small={"generator_layers": 3},
+    deberta_base={"generator_layers": 6},
+    deberta_large={"generator_layers": 12},
 )

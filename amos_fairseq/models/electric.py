@@ -20,6 +20,7 @@ from amos_fairseq.functional.positions import gather_positions, mark_positions, 
 from amos_fairseq.functional.replaced_token_detection import energies_of, log_prob_of_original, noise_logits
 from amos_fairseq.functional.sampling import ReplacementSampler, gumbel_max, gumbel_noise
 from amos_fairseq.models.configuration import (
+    DEBERTA_MINI,
     MINI,
     MODERN_MINI,
     EncoderConfig,
@@ -263,6 +264,8 @@ register_sizes(
     tiny={"generator_size": 0.5, "linear_init_std": 0.1},
     mini={"generator_size": 0.25, **MINI},
     modern_mini={"generator_size": 0.25, **MODERN_MINI},
+    deberta_mini={"generator_size": 0.25, **DEBERTA_MINI},
+    deberta_large={"generator_size": 0.25},
     small={"embedding_dim": 128, "generator_size": 0.25},
     large={"generator_size": 0.25},
     modern_large={"generator_size": 0.25},

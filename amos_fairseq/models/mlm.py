@@ -9,6 +9,7 @@ from fairseq.models import register_model
 from torch import Tensor
 
 from amos_fairseq.models.configuration import (
+    DEBERTA_MINI,
     MINI,
     MODERN_MINI,
     EncoderConfig,
@@ -58,4 +59,11 @@ class StockMaskedLm(MlmModel):
 MlmModel.for_masked_lm = StockMaskedLm
 
 # Embedding 128 in small: thesis Table 5.1, and section 5.4.1 for BERT-Small.
-register_sizes("mlm", tiny={"linear_init_std": 0.1}, mini=MINI, modern_mini=MODERN_MINI, small={"embedding_dim": 128})
+register_sizes(
+    "mlm",
+    tiny={"linear_init_std": 0.1},
+    mini=MINI,
+    modern_mini=MODERN_MINI,
+    deberta_mini=DEBERTA_MINI,
+    small={"embedding_dim": 128},
+)

@@ -22,6 +22,7 @@ from amos_fairseq.functional.sampling import (
     gumbel_top_k,
 )
 from amos_fairseq.models.configuration import (
+    DEBERTA_MINI,
     MINI,
     MODERN,
     MODERN_MINI,
@@ -300,5 +301,6 @@ register_sizes(
     tiny={"generator_layers": 2, "linear_init_std": 0.1},
     mini={"discriminator_lr_scale": 0.2, **MINI},
     modern_mini=MODERN_MINI,
+    deberta_mini=DEBERTA_MINI,
     small={"embedding_dim": 128},
 )

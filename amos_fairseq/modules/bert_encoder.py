@@ -4,6 +4,7 @@ Shapes: B sequences, T tokens, M selected positions, H heads, D width of the enc
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -85,11 +86,17 @@ class SelfAttention(nn.Module):
 
 
 class BertLayer(TransformerLayer):
-    """Attention and feed-forward network, each followed by dropout, residual connection and LayerNorm (post-LayerNorm)."""
+    """Attention and feed-forward network, each followed by dropout, residual connection and LayerNorm (post-LayerNorm).
 
-    def __init__(self, shape: BertEncoderConfig):
+    Args:
+        shape: of the encoder.
+        attention: None for BERT's; another one is called with the same arguments.
+    """
+
+    def __init__(self, shape: TransformerConfig, attention: nn.Module | None = None):
         super().__init__()
-        self.attention = SelfAttention(shape.width, shape.num_heads, shape.attention_dropout, shape.kernels)
+        of_bert = (shape.width, shape.num_heads, shape.attention_dropout, shape.kernels)
+        self.attention = SelfAttention(*of_bert) if attention is None else attention
         self.attention_norm = nn.LayerNorm(shape.width, shape.layer_norm_eps)
         self.ffn_in = nn.Linear(shape.width, shape.ffn_width)
         self.ffn_out = nn.Linear(shape.ffn_width, shape.width)
@@ -98,10 +105,10 @@ class BertLayer(TransformerLayer):
         self.dropout = make_dropout(shape.dropout, shape.kernels)
 
     def forward(
-        self, states: Tensor, bias: Bias, positions: Tensor | None = None, packing: Packing | None = None
+        self, states: Tensor, context: Any, positions: Tensor | None = None, packing: Packing | None = None
     ) -> Tensor:
-        """[B,T,D] -> [B,T,D], or [B,M,D]; arguments as for :class:`SelfAttention`."""
-        attended = self.attention(states, bias, positions, packing)
+        """[B,T,D] -> [B,T,D], or [B,M,D]; ``context`` is BERT's bias, the arguments are those of :class:`SelfAttention`."""
+        attended = self.attention(states, context, positions, packing)
         states = states if positions is None else gather_positions(states, positions)
         states = self.attention_norm(states + self.dropout(attended))
         expanded = self.activation_dropout(gelu(self.ffn_in(states)))

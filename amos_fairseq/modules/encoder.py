@@ -2,8 +2,8 @@
 
 Also the initial values of the parameters of models, and their groups for the optimizer.
 
-:mod:`.bert_encoder` and :mod:`.modern_encoder` have the encoders. Shapes: B sequences, T tokens, M selected positions, D width
-of the encoder, E width of the token embeddings.
+:mod:`.bert_encoder`, :mod:`.modern_encoder` and :mod:`.deberta_encoder` have the encoders. Shapes: B sequences, T tokens, M
+selected positions, D width of the encoder, E width of the token embeddings.
 """
 
 import abc
@@ -242,12 +242,17 @@ class TransformerEncoder(nn.Module, abc.ABC):
         states = states if packing is None else packing.pack(states)
         outputs = [states] if with_input else []
         for depth, layer in enumerate(self.layers, start=1):
-            positions = last_positions if depth == len(self.layers) and is_fast else None
-            outputs.append(self.run_layer(layer, states, context, positions, packing))
+            is_last = depth == len(self.layers)
+            run = self.run_last_layer if is_last else self.run_layer
+            outputs.append(run(layer, states, context, last_positions if is_last and is_fast else None, packing))
             states = outputs[-1].detach() if depth in detach_after else outputs[-1]
         if last_positions is not None and not is_fast:
             outputs[-1] = gather_positions(outputs[-1], last_positions)
         return LayerOutputs(outputs, self.final_norm, packing)
+
+    def run_last_layer(self, *call: Any) -> Tensor:
+        """Call the last layer; the arguments are those of :meth:`run_layer`."""
+        return self.run_layer(*call)
 
     def run_layer(
         self,

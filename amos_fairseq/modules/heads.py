@@ -125,6 +125,18 @@ class NormedDetectionHead(DetectionHead):
         return super().forward(self.transform(states))
 
 
+class FirstTokenDetectionHead(DenseDetectionHead):
+    """The head of DeBERTaV3's released code: LayerNorm(h_t + h_1), then ELECTRA's, with the state h_1 of ``<s>``."""
+
+    def __init__(self, width: int, layer_norm_eps: float):
+        super().__init__(width)
+        self.norm = nn.LayerNorm(width, layer_norm_eps)
+
+    def forward(self, states: Tensor) -> Tensor:
+        """[B,T,D] -> [B,T] float32."""
+        return super().forward(self.norm(states + states[:, :1]))
+
+
 class FeedForwardHead(nn.Module):
     """A layer of BERT without attention, applied to each token (TEAMS Figure 2, left)."""
 

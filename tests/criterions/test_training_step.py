@@ -5,6 +5,8 @@ from typing import Any
 import pytest
 import torch
 from small_models import (
+    DEBERTA,
+    DEBERTA_PAIR,
     ELECTRA_VARIANTS,
     ELECTRIC_VARIANTS,
     MODERN,
@@ -40,6 +42,7 @@ AMOS = [
     {"generator_checkpoint": "mlm:modern:narrow"},
 ]
 KERNELS = ("fast", "reference")
+OBJECTIVES = ("mlm", "electra", "amos", "teams", "electric")
 STEPS = [
     *(("amos", settings) for settings in AMOS),
     *(("electra", settings) for settings in ELECTRA_VARIANTS.values()),
@@ -47,7 +50,8 @@ STEPS = [
     *((variant, {"generator_loss_tokens": "all"}) for variant in ("electric", "electra_tt")),
     *(("teams", settings) for settings in TEAMS_LAYOUTS),
     ("teams", {"negative_sampling": "hardest"}),
-    *((name, MODERN | {"kernels": way}) for name in ("mlm", "electra", "amos", "teams", "electric") for way in KERNELS),
+    *((name, of | {"kernels": way}) for of in (MODERN, DEBERTA) for name in OBJECTIVES for way in KERNELS),
+    ("electra", DEBERTA_PAIR),
 ]
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from small_models import build_encoder, encoder_config, modern_config
+from small_models import build_encoder, deberta_config, encoder_config, modern_config
 from torch import Tensor
 
 from amos_fairseq.functional.attention import PackedKeys
@@ -113,6 +113,8 @@ CONFIGURATIONS = {
     "absolute positions, token types": encoder_config(position_scheme="none", num_token_types=2),
     "projected": encoder_config(embedding_width=8, width=8, activation_checkpointing=True),
     "past": encoder_config(attends_to="past"),
+    "deberta": deberta_config(activation_checkpointing=True),
+    "deberta, mask decoder": deberta_config(has_mask_decoder=True),
     "modern": modern_config(local_attention=4),
     "modern, checkpointed": modern_config(local_attention=4, activation_checkpointing=True),
     "modern, future": modern_config(local_attention=4, attends_to="future"),

@@ -31,6 +31,7 @@ from amos_fairseq.models.mlm import MlmModel
 from amos_fairseq.models.teams import TeamsConfig, TeamsModel
 from amos_fairseq.modules import mixture as mixtures
 from amos_fairseq.modules.bert_encoder import BertEncoderConfig
+from amos_fairseq.modules.deberta_encoder import DebertaEncoderConfig
 from amos_fairseq.modules.encoder import TransformerConfig, TransformerEncoder
 from amos_fairseq.modules.modern_encoder import ModernBertEncoderConfig
 from amos_fairseq.optim.grouped_adam import GroupedAdamConfig
@@ -86,6 +87,9 @@ ELECTRIC_VARIANTS = {
 }
 # A narrow window, so that most pairs are outside of it; as wide as the embeddings.
 MODERN = {"encoder": "modernbert", "relative_position_scheme": "none", "local_attention": 6, "embedding_dim": 0}
+DEBERTA = {"encoder": "deberta", "relative_position_scheme": "none", "embedding_dim": 0}
+# ELECTRA's generator with a mask decoder.
+DEBERTA_PAIR = DEBERTA | {"generator_layers": 2, "generator_size": 1.0, "disentangled_embeddings": True}
 ONLY_RTD = {"mws_loss_weight": 0.0, "representation": "rtd"}
 ONLY_MWS = {"rtd_loss_weight": 0.0}
 TEAMS_LAYOUTS = [
@@ -147,6 +151,12 @@ def encoder_config(**settings: Any) -> BertEncoderConfig:
 def modern_config(**settings: Any) -> ModernBertEncoderConfig:
     """The configuration of a ModernBERT with four layers (global, local, local, global)."""
     return ModernBertEncoderConfig(**(WIDTH_8 | {"num_layers": 4, "max_positions": 1024} | settings))
+
+
+def deberta_config(**settings: Any) -> DebertaEncoderConfig:
+    """The configuration of a DeBERTaV3 with three layers, whose logarithmic buckets begin beyond a distance of 2."""
+    positions = {"max_positions": 20, "position_buckets": 8, "position_max_distance": 9}
+    return DebertaEncoderConfig(**(WIDTH_8 | {"num_layers": 3} | positions | settings))
 
 
 def bf16_optimizer(flags: GroupedAdamConfig, parameters: Iterable[nn.Parameter]) -> FP16Optimizer:

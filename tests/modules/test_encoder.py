@@ -1,13 +1,13 @@
-"""Both encoders against their reference; padding; a last layer at some positions."""
+"""All encoders against their reference; padding; a last layer at some positions."""
 
 import pytest
 import torch
-from small_models import encoder_config, modern_config
+from small_models import deberta_config, encoder_config, modern_config
 
 from amos_fairseq.functional.positions import gather_positions
 from amos_fairseq.modules.encoder import TransformerEncoder
 
-CONFIGS = {"bert": encoder_config, "modernbert": modern_config}
+CONFIGS = {"bert": encoder_config, "modernbert": modern_config, "deberta": deberta_config}
 
 
 def encoder(family: str = "bert", **settings) -> TransformerEncoder:
