@@ -4,6 +4,7 @@ within a distance, in blocks.
 Shapes: B sequences, T tokens, n blocks of w tokens, H heads, d width of a head.
 """
 
+import contextlib
 import functools
 import importlib
 import inspect
@@ -303,8 +304,9 @@ def disentangled_attention(
         [B,T,H,d], in the dtype of ``query``.
     """
     dtype, device_type = torch.promote_types(query.dtype, torch.float32), query.device.type
+    is_real = device_type != "meta"  # which has no autocast
     key, value = key_value.transpose(1, 3).unbind(2)  # each [B,H,T,d]
-    with torch.autocast(device_type, enabled=False):
+    with torch.autocast(device_type, enabled=False) if is_real else contextlib.nullcontext():
         q, k, scale = query.transpose(1, 2).to(dtype), key.to(dtype), (3 * query.size(-1)) ** -0.5
         relative_query, relative_key = table.to(dtype).permute(1, 2, 3, 0) * scale  # each [H,d,R]
         pairs = rows.expand(*q.shape[:2], *rows.shape)

@@ -19,6 +19,7 @@ from amos_fairseq.models.electric import ElectricModel
 from amos_fairseq.models.mlm import MlmModel
 from amos_fairseq.models.pretraining import POOLER, PretrainingModel
 from amos_fairseq.models.teams import TeamsModel
+from amos_fairseq.modules.deberta_encoder import DebertaEncoderConfig
 from amos_fairseq.modules.encoder import TransformerConfig, TransformerEncoder
 from amos_fairseq.modules.heads import DenseDetectionHead
 from amos_fairseq.modules.modern_encoder import ModernBertEncoderConfig
@@ -214,6 +215,8 @@ def family_of(loaded: LoadedCheckpoint, part: Part) -> str:
     """Return the family of classes that computes a part, the closest of several."""
     head, shape, projected = part.head, part.shape, part.shape.is_projected  # only ELECTRA projects its embeddings
     activation = str(loaded.model.cfg.pooler_activation_fn)  # of classification heads; "linear": no dense layer
+    if isinstance(shape, DebertaEncoderConfig):
+        raise UserError(f"{loaded.file} has DeBERTaV3's encoder, which is not exported yet")
     if isinstance(shape, ModernBertEncoderConfig):
         if projected or head == Head.ENERGY:
             refuse(loaded, "has energies of tokens or narrower embeddings, which Hugging Face's ModernBERT has not")

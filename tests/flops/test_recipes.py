@@ -33,7 +33,7 @@ def runs_other_code(variant: Path) -> bool:
 
 # In tiny sizes: every objective, and every variant with code of its own; tests/cuda/test_steps.py has the settings of AMOS.
 NAMES = [path.stem for path in sorted(RECIPES.glob("*.yaml"))]
-OBJECTIVES = [[name] for name in NAMES if name.endswith(("_tiny", "modern_mini"))]
+OBJECTIVES = [[name] for name in NAMES if name.endswith(("_tiny", "modern_mini", "deberta_mini"))]
 OVERLAYS = [path for path in sorted(RECIPES.glob("variants/*.yaml")) if not path.stem.startswith("amos_")]
 VARIANTS = [[f"variants/{path.stem}", "+sizes=tiny"] for path in OVERLAYS if runs_other_code(path)]
 
@@ -168,6 +168,21 @@ def test_flops_of_modernbert_by_formula() -> None:
     skipped_here = (length - masked) * (2 * width**2 + 6 * width * ffn_width)
     fast = 10 * products + 4 * length * width * (4 * length + 6 * 192) + head - skipped_here
     assert training_flops(cfg, V).per_update == 256 * (3 * fast + output_layer(masked, width))
+
+
+def test_flops_of_debertas_pair_by_formula() -> None:
+    """electra_deberta_mini: T = 128, so 255 of the 512 rows of positions, each with a query and a key projection in every layer.
+
+    A query meets T keys by content and 255 rows; so does a key. The mask decoder is the last layer, twice.
+    """
+    width, length, masked, rows = 128, 128, 20, 255
+    layer = layers(1, width, length) + 2 * (2 * length * rows * width)  # of each sequence
+    projected = 4 * rows * width**2  # once a batch
+    head = mlm_head(masked, width, width) + output_layer(masked, width)
+    detection = 2 * length * (width**2 + width)
+    cfg = recipe("electra_deberta_mini")
+    forward = 32 * (10 * layer + head + detection) + 10 * projected
+    assert training_flops(cfg, V, reference=True).per_update == 3 * forward + 32 * output_layer(masked, width)
 
 
 def test_flops_multiply_with_batches_and_ranks() -> None:

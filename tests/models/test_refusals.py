@@ -1,7 +1,7 @@
 """Settings that exclude one another or have no meaning, of every objective: refused in one line that names the flag."""
 
 import pytest
-from small_models import EQUAL_SIZES, MODERN, ONLY_MWS, model_and_criterion
+from small_models import DEBERTA, EQUAL_SIZES, MODERN, ONLY_MWS, model_and_criterion
 
 from amos_fairseq.errors import UserError
 
@@ -20,6 +20,10 @@ REFUSED = {
         (MODERN | {"local_attention": 5}, "an even --local-attention"),
         (MODERN | {"embedding_dim": 8}, "leave --embedding-dim out"),
         (MODERN | {"encoder_embed_dim": 18, "encoder_attention_heads": 6}, "heads of the odd width 3"),
+        (DEBERTA | {"relative_position_scheme": "t5"}, "has positions of its own"),
+        (DEBERTA | {"local_attention": 8}, "--encoder deberta has no local_attention"),
+        (DEBERTA | {"relative_position_buckets": 6}, "--relative-position-buckets 6 must be a multiple of 4"),
+        (DEBERTA | {"relative_position_max_distance": 3}, "max-distance 3 is too small for 8 rows"),
     ],
     "amos": [
         ({"generator_depths": ""}, "--generator-depths needs ascending layer numbers .* got ''"),
@@ -47,6 +51,7 @@ REFUSED = {
         ({"encoder_mlm_weight": -1.0}, "--encoder-mlm-weight -1.0 must be 0 or more"),
     ],
     "electra": [
+        (DEBERTA | {"generator_layers": 1}, "--generator-layers 2 or more"),
         ({"generator_size": 0.3}, "--generator-size 0.3 leaves no whole width"),
         ({"share_weights": "all"}, "needs equal networks"),
         ({"share_weights": "all", "generator_layers": 1, **EQUAL_SIZES}, "needs equal networks"),

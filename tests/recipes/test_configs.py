@@ -29,10 +29,17 @@ CONFIG = ROOT / "examples" / "pretraining" / "config"  # what users of fairseq n
 # Hydra warns that a function that fairseq calls is deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 # With flags beside the YAML: the recipe of the paper, and those whose networks learn at different rates, or at one.
-NAMES = ["amos_base", "amos_base_pp", "amos_mini", "amos_modern_mini"]
+NAMES = ["amos_base", "amos_base_pp", "amos_mini", "amos_modern_mini", "electra_deberta_small"]
 # Of each objective and encoder, and of each kind of overlay.
 KINDS = [f"{objective}_base" for objective in ("amos", "electra", "electric", "mlm", "teams")]
-KINDS += ["amos_base_pp", "electra_small", "mlm_modern_mini", "electric_modern_large", "teams_modern_base"]
+KINDS += [
+    "amos_base_pp",
+    "electra_small",
+    "mlm_modern_mini",
+    "electric_modern_large",
+    "teams_modern_base",
+    "electra_deberta_mini",
+]
 
 
 @cache
