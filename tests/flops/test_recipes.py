@@ -171,7 +171,7 @@ def test_flops_of_modernbert_by_formula() -> None:
 
 
 def test_flops_of_debertas_pair_by_formula() -> None:
-    """electra_deberta_mini: T = 128, so 255 of the 512 rows of positions, each with a query and a key projection in every layer.
+    """electra_deberta_mini: T = 128, so 255 of the 512 rows of positions, with a query and a key projection in each layer.
 
     A query meets T keys by content and 255 rows; so does a key. The mask decoder is the last layer, twice.
     """
