@@ -72,7 +72,8 @@ class DocumentFile:
             )
         if width := wrapping.width():
             what = f"most lines are wrapped at {width} characters, and each is read as a paragraph or document"
-            say(f"{self.path}: WARNING: {what}: join those of a paragraph with {_JOIN_LINES} (docs/converting.md)")
+            how = f"between blank lines, {_JOIN_LINES} joins them (docs/converting.md)"
+            say(f"{self.path}: WARNING: {what}: {how}")
 
     def print_first(self) -> None:
         """Print the kind and the first document; raise UserError if there is none."""

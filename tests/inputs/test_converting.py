@@ -16,6 +16,7 @@ from tiny_runs import ROOT
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.inputs.documents import DocumentFile
+from amos_fairseq.inputs.question_files import read_squad
 from amos_fairseq.inputs.tables import TableFile
 from amos_fairseq.inputs.word_files import read_sentences
 
@@ -55,6 +56,7 @@ COMMANDS = {
     "bunzip2": (bz2.compress(TEXT.encode()), READ),
     "tr": (TEXT.replace("\n", "\r").encode(), READ),
     "sed -E": ("Caf\u00e9 one.\n<|endoftext|>\nTwo.\n* * *\n".encode(), READ),
+    "sed 's/^[ ": (" Caf\u00e9\none.\n Two.\n".encode(), ["Caf\u00e9\none.\n", "Two.\n"]),
     "awk '{ gsub": ("Caf\u00e9\r\n  one.\r\n \r\n\r\nTwo.\r\n".encode(), READ),
     "awk '{ print": (b"a\tX\n.\tY\nb\tX\n?\tY\n", [["a/X", "./Y"], ["b/X", "?/Y"]]),
     "awk '!": (CONLL2012.encode(), [["De/B-PER", "la/I-PER", "O/I-PER", "to/O"], ["Rom/B-LOC", "Oz/B-LOC", "./O"]]),
@@ -127,9 +129,11 @@ def test_tables_by_pandas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_words_by_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A table whose sentences have their number in the first row alone, as Kaggle's, or in each; and word/tag."""
-    pytest.importorskip("pandas")
+    pandas = pytest.importorskip("pandas")
     monkeypatch.chdir(tmp_path)
-    table, slashes, *_ = re.findall(r"^```python\n(.*?)^```", section("Words"), flags=re.DOTALL | re.MULTILINE)
+    table, slashes, marks, numbers = re.findall(
+        r"^```python\n(.*?)^```", section("Words"), flags=re.DOTALL | re.MULTILINE
+    )
     rows = ["Sentence #,Word,POS,Tag", "Sentence: 1,NA,N,B-LOC", ',",",P,O', "Sentence: 2,No,V,O", "Sentence: 2,.,P,O"]
     Path("ner.csv").write_text("\n".join(rows))
     with pytest.raises(UserError, match=r"ner.csv is CSV: make lists .* with .ffill.. if .*converting.md, Words"):
@@ -140,6 +144,20 @@ def test_words_by_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     Path("brown.txt").write_text("a/X 1/2/Y\nb/X\n")
     exec(slashes, {})
     assert [each.words for each in read_sentences(Path("brown.tsv")).sentences] == [["a", "1/2"], ["b"]]
+    for mark, line in zip(["B_PER", "PER-B"], marks.splitlines()[1:], strict=True):
+        exec(line, names := {"label": mark})
+        assert names["label"] == "B-PER"
+    exec(numbers, names := {"rows": pandas.DataFrame({"tags": [[0, 2]]})})
+    assert names["rows"]["tags"].tolist() == [["O", "I-PER"]]
+
+
+def test_questions_by_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    row = {"id": "1", "context": "a b", "question": "c", "answers": {"text": ["b"], "answer_start": [2]}}
+    for content in ([row], {"data": [row]}):
+        Path("questions.json").write_text(json.dumps(content))
+        exec(re.search(r"^```python\n(.*?)^```", section("Questions"), flags=re.DOTALL | re.MULTILINE)[1], {})
+        assert [each.answers[0].text for each in read_squad(Path("questions.jsonl")).questions] == ["b"]
 
 
 def test_messages_have_commands_for_the_whole_file(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
