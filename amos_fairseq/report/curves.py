@@ -30,8 +30,10 @@ RUN_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9",
 RUN_DASHES = ("-", "--", ":", "-.", (0, (3, 1, 1, 1, 1, 1)))
 RUN_MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 GREY = "#555555"
-RC_PARAMS = {"axes.spines.top": False, "axes.spines.right": False, "font.size": 9, "svg.hashsalt": "amos"}
-PANEL_INCHES = (5.2, 3.6)
+RC_PARAMS = {"axes.spines.top": False, "axes.spines.right": False, "font.size": 10, "svg.hashsalt": "amos"}
+WIDTH, HEIGHT = 13.2, 3.3  # inches: of a row, which the page can show in this size, and of a panel
+MOST_IN_LEGEND = 8  # depths, from the first to the last at equal distances; a legend of hundreds takes seconds
+FEW_POINTS = 30  # of a curve: each is shown
 NUM_BINS = 40  # of a histogram
 
 
@@ -73,14 +75,14 @@ class Panel:
 
 
 FROM_0, SHARE = (0, None), (0, 1)
-NATS = "cross-entropy (nats per masked token)"
+NATS = "loss (nats per masked token)"
 UNIGRAM = ("unigram_entropy", "unigram entropy of the validation text")
-GAIN, PRIOR = "loss - entropy of the replaced fraction (nats)", (0.0, "knows the fraction alone")
+GAIN, PRIOR = "loss - entropy of the prior (nats)", (0.0, "knows the fraction alone")
 # In the order of the page; a panel is drawn where a run has logged its value.
 PANELS = (
     Panel("mlm_loss", "MLM loss by depth", NATS, "mlm_loss_", reference_key=UNIGRAM),
     Panel("mixture", "Mixture weights", "mean weight over masked tokens", "mixture_", (-0.02, 1.02)),
-    Panel("recall", "Recall of replaced tokens", "fraction of replaced tokens that are found", "rtd_recall", FROM_0),
+    Panel("recall", "Recall of replaced tokens", "share of the replaced tokens", "rtd_recall", FROM_0),
     Panel("auc", "Detection AUC", "area under the ROC curve", "rtd_auc", reference=(0.5, "chance")),
     # Whether a discriminator distinguishes tokens (docs/collapse.md).
     Panel("detection_gain", "Detection loss against the prior", GAIN, "rtd_loss_above_prior", reference=PRIOR),
@@ -163,6 +165,8 @@ def logged_panels(runs: Sequence[RunCurves]) -> list[Panel]:
 def panels_figure(panels: Sequence[Panel], runs: Sequence[RunCurves]) -> Figure:
     """A figure with up to three panels per row and one legend below them."""
     figure, axes = figure_of_panels(len(panels), 3, legend_inches=0.4)
+    for ax in axes[1:]:
+        ax.sharex(axes[0])
     for panel, ax in zip(panels, axes, strict=True):
         draw_panel(ax, panel, runs)
         ax.set_title(panel.title)
@@ -189,18 +193,20 @@ def draw_panel(ax: Axes, panel: Panel, runs: Sequence[RunCurves]) -> None:
         ax.annotate(label, (1, level), xycoords=("axes fraction", "data"), ha="right", va="bottom", color=GREY, size=8)
     format_axes(ax, panel)
     if panel.per_depth:
-        handles = [Line2D([], [], color=colour, linewidth=2) for colour in colours]
-        ax.legend(handles, [f"depth {depth}" for depth in depths], fontsize=8)
+        shown = np.linspace(0, len(depths) - 1, min(len(depths), MOST_IN_LEGEND)).round().astype(int)
+        handles = [Line2D([], [], color=colours[i], linewidth=2, label=f"depth {depths[i]}") for i in shown]
+        ax.legend(handles=handles, fontsize=8)
 
 
 def draw_training(ax: Axes, curve: Curve, colour: str, dashes: object) -> None:
-    # A line through one point is invisible.
-    point = {"marker": "_", "markersize": 12} if len(curve.updates) == 1 else {}
-    ax.plot(*curve, color=colour, linestyle=dashes, linewidth=1, alpha=0.85, **point)
+    points = {"marker": ".", "markersize": 5} if len(curve.updates) <= FEW_POINTS else {}
+    if len(curve.updates) == 1:  # a line through one point is invisible
+        points = {"marker": "_", "markersize": 12}
+    ax.plot(*curve, color=colour, linestyle=dashes, linewidth=1, alpha=0.85, **points)
 
 
 def draw_validation(ax: Axes, curve: Curve, colour: str, marker: str) -> None:
-    size = 5 if len(curve.updates) <= 30 else 3.5  # many validations would hide the line
+    size = 5 if len(curve.updates) <= FEW_POINTS else 3.5  # many validations would hide the line
     edge = {"markeredgecolor": "white", "markeredgewidth": 0.1 * size}
     ax.plot(*curve, color=colour, linestyle="none", marker=marker, markersize=size, zorder=3, **edge)
 
@@ -300,8 +306,8 @@ def figure_of_panels(number: int, most_columns: int, legend_inches: float = 0.0)
     """Return a figure with ``number`` axes of equal size, and space for a legend below them."""
     columns = min(number, most_columns)
     rows = -(-number // columns)
-    width, height = PANEL_INCHES
-    figure = Figure(figsize=(width * columns, height * rows + legend_inches), layout="constrained")
+    width = WIDTH / max(columns, 2)
+    figure = Figure(figsize=(width * columns, HEIGHT * rows + legend_inches), layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False).flatten().tolist()
     for ax in axes[number:]:
         ax.set_axis_off()

@@ -56,6 +56,22 @@ class Run:
     def objective(self) -> str:
         return str(self.cfg.criterion._name) if self.cfg is not None else ""
 
+    @property
+    def verdict(self) -> str:
+        """What the last validation shows: the least MLM loss against the unigram entropy, and the AUC against chance."""
+        last = {key: curve.values[-1] for key, curve in self.curves.curves.get("valid", {}).items()}
+        losses = [value for key, value in last.items() if key.startswith("mlm_loss_")]
+        gain, auc = last.get("unigram_entropy", math.nan) - min(losses, default=math.nan), last.get("rtd_auc", math.nan)
+        parts = []
+        if not math.isnan(gain):
+            side, use = "below" if gain > 0 else "above", "uses" if gain >= 0.05 else "does not yet use"
+            parts.append(f"the MLM loss is {abs(gain):.2f} nats {side} the unigram entropy (the model {use} context)")
+        if not math.isnan(auc):
+            parts.append(
+                f"the AUC of detection is {auc:.2f} ({'' if auc >= 0.55 else 'not clearly '}above chance, 0.50)"
+            )
+        return f"{self.name}: on the validation text {' and '.join(parts)}." if parts else ""
+
 
 def is_run(folder: Path) -> bool:
     return any((folder / name).is_file() for name in (FILE_NAME, LAST_CHECKPOINT))

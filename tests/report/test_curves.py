@@ -105,6 +105,20 @@ def test_a_figure_has_the_curves_of_all_runs(save_dir, tmp_path):
     assert labels == [" run", r" \$other", "line: training", "marker: validation"]
 
 
+def test_a_legend_of_many_depths_has_eight_and_few_values_are_points(tmp_path):
+    """The first and the last depth, and six at equal distances; points of one training record are visible, of 31 in the way."""
+    depths = range(1, 23)
+    for records in (1, 2, 31):
+        run = write(tmp_path / str(records), *(record("train", 10 * n, depths) for n in range(1, records + 1)))
+        panels = [panel for panel in plotting.PANELS if panel.key in ("mlm_loss_", "rtd_auc")]
+        by_depth, auc = plotting.panels_figure(panels, plotting.read_curves([run])).axes
+        names = [text.get_text() for text in by_depth.get_legend().get_texts()]
+        assert names == [f"depth {n}" for n in (1, 4, 7, 10, 13, 16, 19, 22)]
+        colours = [handle.get_color() for handle in by_depth.get_legend().legend_handles]
+        assert colours == [by_depth.get_lines()[n - 1].get_color() for n in (1, 4, 7, 10, 13, 16, 19, 22)]
+        assert auc.get_lines()[0].get_marker() == {1: "_", 2: ".", 31: "None"}[records]
+
+
 def test_each_group_has_a_histogram_and_its_mean():
     values = np.array([0.5, 1.0, 3.0])
     figure = plotting.loss_distributions({"a $run": {"depth 1": values, "depth 2": np.array([2.0, 2.0])}, "b": {}})

@@ -159,7 +159,16 @@ def test_runs_without_a_checkpoint_have_their_curves(tmp_path):
     assert re.findall(r"<h3>Edge probing of (\w+) \(AmosModel\) after", report.page) == ["one", "two"]
     assert f"{runs[0]} has no checkpoint_last.pt" in report.text
     assert report.rows["updates"] == ["20", "20"]
+    assert (
+        "two: on the validation text the MLM loss is 1.50 nats below the unigram entropy (the model uses context).\n"
+        in (report.text)
+    )
+    write_metrics(runs[0], **dict.fromkeys(("mlm_loss_1", "mlm_loss_2", "mlm_loss_4"), 4.6), rtd_auc=0.52)
     report = Report(tmp_path, runs[0])
+    assert (
+        "0.10 nats above the unigram entropy (the model does not yet use context) and the AUC of detection is 0.52 (not "
+        "clearly above chance, 0.50)."
+    ) in report.text
     assert Report(tmp_path, runs[0]).page == report.page, "the same bytes from the same files"
 
 
