@@ -27,7 +27,7 @@ def add_parser(subparsers: Any) -> None:
     add("--dev", metavar="FILE", type=Path, help=text)
     text = "OUT of this command as --checkpoint: label all rows of FILE with its best run, and write them to the file --out"
     add("--predict", metavar="FILE", type=Path, help=text)
-    text = f"column of the texts, or two for pairs (default: {TEXT_COLUMN})"
+    text = f"column of the texts, or two for pairs; of nested objects such as meta.body (default: {TEXT_COLUMN})"
     add("--text", metavar="COLUMN", nargs="+", help=text)
     text = f"column of the labels, or several of 0 and 1, one for each label (default: {LABEL_COLUMN})"
     add("--label", metavar="COLUMN", nargs="+", help=text)

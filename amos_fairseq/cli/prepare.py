@@ -98,7 +98,7 @@ characters are removed. All processors are used, in constant memory. An interrup
 repeated."""
     add = add_kind(kinds, TEXT, "text to a corpus for pretraining (where no kind is given)", description)
     add("text", nargs="+", type=Path, metavar="TEXT", help="input files, in the order of the corpus")
-    text = "column of tables, or field of .jsonl, that has the text"
+    text = "column of tables, or field of .jsonl, that has the text; of nested objects such as meta.body"
     add("--text-column", metavar="NAME", default=TEXT_COLUMN, help=text)
     add("--document", choices=(BLANK, LINE), default=BLANK, help="what ends a document of plain text")
     add("--out", required=True, type=Path, metavar="DIR", help="output directory; its path must not contain a colon")

@@ -88,7 +88,9 @@ class TableFile:
 
     def rows(self, columns: Sequence[str] | None = None) -> Iterator[tuple[int, dict[str, Any]]]:
         """Yield the values of each row by column, with the number of its first line, or of the row where there are no lines;
-        both start at 1. ``columns``: the only ones that are needed, which saves reading the others of Parquet."""
+        both start at 1. ``columns``: the only ones that are needed, which saves reading the others of Parquet. One of them that
+        is no column, such as meta.body, is the value of body in the object meta, or None."""
+        inside = [name for name in columns or () if name not in self.columns]
         if self.kind in (TSV, CSV):
             rows = self._separated_rows()
         elif self.kind == JSONL:
@@ -96,10 +98,12 @@ class TableFile:
                 (line, {name: row.get(name) for name in self.columns}) for line, row in self._objects(self._on_read)
             )
         else:
-            rows = arrow_rows(self.path, columns, self._on_read)
+            outer = [name.partition(".")[0] if name in inside else name for name in columns or self.columns]
+            rows = arrow_rows(self.path, list(dict.fromkeys(outer)), self._on_read)
         most_bytes = max(_ALWAYS_READ, _LARGEST_EXPANSION * sum(file.stat().st_size for file in files_of(self.path)))
         size = 0
         for number, row in rows:
+            row |= {name: value_inside(row, name) for name in inside}
             size += _BYTES_OF_A_ROW + sum(len(value) for value in row.values() if isinstance(value, str))
             if size > most_bytes:
                 raise UserError(
@@ -110,6 +114,11 @@ class TableFile:
         if not size:
             broken = f", and {len(self.broken_lines):,} with another number of columns" if self.broken_lines else ""
             raise UserError(f"{self.path} has no row of the columns {', '.join(self.columns):.200}{broken}")
+
+    def has(self, name: str) -> bool:
+        """Return whether the table has a column, or a value inside of the objects of one, as :meth:`rows` names it."""
+        is_inside = self.kind not in (TSV, CSV) and "." in name and name.partition(".")[0] in self.columns
+        return name in self.columns or (is_inside and any(row[name] is not None for _, row in self.rows([name])))
 
     @property
     def left_out(self) -> dict[str, int]:
@@ -198,10 +207,16 @@ def is_csv(lines: Iterable[str]) -> bool:
     return True
 
 
+def value_inside(row: Any, name: str) -> Any:
+    for key in name.split("."):
+        row = row.get(key) if isinstance(row, dict) else None
+    return row
+
+
 def require_columns(table: TableFile, names: Sequence[str], choose: str = "give a file that has it") -> None:
     """Refuse a table that lacks one of these columns; ``choose``: how others are chosen, the end of the message."""
     for name in names:
-        if name not in table.columns:
+        if not table.has(name):
             raise UserError(
                 f"{table.path} has no column {name!r:.60}, it has {', '.join(table.columns):.300}: {choose}"
             )

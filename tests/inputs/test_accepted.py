@@ -38,6 +38,10 @@ def objects(texts: list[object], key: str = "text") -> bytes:
     return "".join(json.dumps({"id": 1, key: text}, ensure_ascii=False) + "\n" for text in texts).encode("utf-8")
 
 
+def of_objects(texts: list[str]) -> bytes:
+    return "".join(json.dumps({"meta": {"web": {"body": text}}}) + "\n" for text in texts).encode("utf-8")
+
+
 def blocks(end: str = "\n") -> bytes:
     return (end * 2).join(end.join(paragraphs) for paragraphs in PARAGRAPHS).encode("utf-8")
 
@@ -66,6 +70,8 @@ DOCUMENTS = {
     "JSON lines": ("a.jsonl", objects(TEXTS), "text", BLANK, OF_TEXTS),
     "JSON lines of a hub": ("c4.00000-of-01024.json.gz", gzip.compress(objects(TEXTS)), "text", BLANK, OF_TEXTS),
     "another field": ("a.jsonl", objects(TEXTS, "body"), "body", BLANK, OF_TEXTS),
+    "inside of objects": ("a.jsonl", b'{"meta": {}}\n' + of_objects(TEXTS), "meta.web.body", BLANK, OF_TEXTS),
+    "a dot in a name": ("a.jsonl", b'{"meta.body": "x", "meta": {"body": "y"}}', "meta.body", BLANK, ["x\n"]),
     "no text": ("a.jsonl", objects(["a", None, " ", "", "b", float("nan")]), "text", BLANK, ["a\n", "b\n"]),
     "CSV": ("a.csv", separated(ROWS, ","), "text", BLANK, OF_TEXTS),
     "TSV": ("a.tsv.zst", zstandard.compress(separated(ROWS, "\t")), "text", BLANK, OF_TEXTS),
@@ -88,10 +94,13 @@ def test_documents(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("folder", [False, True])
 def test_documents_of_datasets(folder: bool, tmp_path: Path) -> None:
-    table = pytest.importorskip("datasets").Dataset.from_dict({"id": list(range(len(TEXTS))), "text": TEXTS})
+    table = pytest.importorskip("datasets").Dataset.from_dict(
+        {"id": list(range(len(TEXTS))), "text": TEXTS, "meta": [{"body": text} for text in TEXTS[::-1]]}
+    )
     path = tmp_path / ("folder" if folder else "a.parquet")
     table.save_to_disk(path, num_shards=2) if folder else table.to_parquet(path)
     assert [each.decode("utf-8") for each in DocumentFile(path).read()] == OF_TEXTS
+    assert [each.decode("utf-8") for each in DocumentFile(path, "meta.body").read()] == OF_TEXTS[::-1]
 
 
 LABELS = ["pos", "neg", "pos", "neg"]
@@ -118,6 +127,13 @@ TABLES = {
         {"label": "price"},
         [(f"row {n}",) for n in range(4)],
         ("number", [n / 2 for n in range(4)]),
+    ),
+    "inside of objects": (
+        "t.jsonl",
+        b'{"x": {"text": "a", "by": {"label": 1}}}\n{"x": {"text": "b", "by": {"label": 0}}}\n',
+        {"text": ["x.text"], "label": "x.by.label"},
+        [("a",), ("b",)],
+        ("classes", ["1", "0"]),
     ),
     "lists": (
         "t.jsonl",

@@ -67,10 +67,6 @@ COMMANDS = {
     "jq -c '.[] | {text: .}'": (json.dumps([row["text"] for row in ROWS]).encode(), READ),
     "jq -c '.[] | {text: .[1]": (json.dumps([["a", row["text"]] for row in ROWS]).encode(), READ),
     "jq -c . ": ("".join(json.dumps(row, indent=1) for row in ROWS).encode(), READ),
-    "jq -c '{text: .article.body}'": (
-        "".join(json.dumps({"article": {"body": row["text"]}}) for row in ROWS).encode(),
-        READ,
-    ),
     "jq -r": ("".join(json.dumps({"text": f"{row['text']}\n"}) for row in ROWS).encode(), ["Caf\u00e9 one.\nTwo.\n"]),
 }
 

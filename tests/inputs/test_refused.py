@@ -70,6 +70,8 @@ TABLES = [
         "has no column 'text', it has review, stars: choose with --text and --label",
     ),
     ("label.tsv", TSV, {"label": "lable"}, "has no column 'lable', it has text, label"),
+    ("inside.jsonl", b'{"x": {"y": 1}}\n', {"text": ["x.z"]}, "has no column 'x.z', it has x: choose with --text and"),
+    ("dots.csv", b"x,label\na,b\n", {"text": ["x.y"]}, "has no column 'x.y', it has x, label: choose with --text"),
     ("twice.tsv", TSV, {"text": ["label"]}, "--text takes one column, or two different ones for pairs"),
     ("noise.parquet", b"this is no Parquet file", {}, "is damaged or not what its name says"),
     (

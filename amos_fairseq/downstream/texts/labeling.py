@@ -92,7 +92,7 @@ def label_table(results: Path, file: Path, out: Path, texts: Sequence[str] | Non
     counted: Counter[str] = Counter()
 
     def labeled_rows() -> Iterator[dict[str, Any]]:
-        rows = rows_in_order(table)
+        rows = rows_in_order(table, texts)
         while chunk := list(itertools.islice(rows, ROWS_AT_ONCE)):
             inputs = [texts_of(values, texts, f"{file}, line {number}") for number, values in chunk]
             predicted: Iterator[dict[str, Any]] = iter(())
@@ -119,10 +119,11 @@ def label_table(results: Path, file: Path, out: Path, texts: Sequence[str] | Non
     return counted["rows"]
 
 
-def rows_in_order(table: TableFile) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield each row of a table with its number; one with another number of columns has no values."""
+def rows_in_order(table: TableFile, texts: Sequence[str]) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield each row of a table with its number, also with ``texts`` inside of objects; one with another number of columns has
+    no values."""
     num_broken = 0
-    for number, values in itertools.chain(table.rows(), [(0, None)]):
+    for number, values in itertools.chain(table.rows([*table.columns, *texts]), [(0, None)]):
         for line in table.broken_lines[num_broken:]:
             yield line, dict.fromkeys(table.columns)
         num_broken = len(table.broken_lines)

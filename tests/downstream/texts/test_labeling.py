@@ -114,6 +114,21 @@ def test_values_of_json_that_are_no_text(results, tmp_path, capsys):
     assert "left out: 3 without text\n" in capsys.readouterr().err
 
 
+def test_texts_inside_of_objects(results, tmp_path):
+    """The labels of the same texts in a column of their own; the objects stay as they are."""
+    for name, rows in (
+        ("in", [{"meta": {"body": text}} for text in TEXTS]),
+        ("own", [{"text": text} for text in TEXTS]),
+    ):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        label(
+            results, tmp_path / f"{name}.jsonl", tmp_path / f"{name}_l.jsonl", ["meta.body"] if name == "in" else None
+        )
+    inside, own = (read_jsonl(tmp_path / f"{name}_l.jsonl") for name in ("in", "own"))
+    assert [row.pop("meta")["body"] for row in inside] == [row.pop("text") for row in own] == TEXTS
+    assert inside == own
+
+
 def test_a_table_without_a_header(results, tmp_path):
     (tmp_path / "t.tsv").write_text("".join(f"{n}\t{text}\n" for n, text in enumerate(TEXTS)))
     with pytest.raises(UserError, match="no column 'text', it has 0, the quick fox"):
