@@ -13,7 +13,8 @@ Fine-tune a checkpoint of this package on a column of labeled words (parts of sp
 seed. The command prints and saves medians and standard deviations of accuracy or, for labels that mark spans, span F1
 (tagging.md and tagging.json in OUT); each run also has its predictions. After a stop the same command continues.
 Several columns, given as --data A B, are learned together, by one model. With --views the model also learns from sentences
-without labels (cross-view training). With --predict the run that is best on dev labels the words of another file.
+without labels (cross-view training). With --predict the run that is best on dev labels the words of another file, or finds
+spans in raw text.
 """
 
 
@@ -32,7 +33,8 @@ def add_parser(subparsers: Any) -> None:
     )
     text = "OUT of this command as --checkpoint: write the words of FILE with the labels of its best run to the file --out; "
     text += (
-        "the same forms as --train, or one sentence a line with blanks between its words; --column: these labels alone"
+        "the same forms as --train, or one sentence a line with blanks between its words; --column: these labels alone. With "
+        "--out SPANS.jsonl: the spans with their characters, labels and probabilities; FILE may then have a raw text a line"
     )
     parser.add_argument("--predict", metavar="FILE", type=Path, help=text)
     add_label_columns(parser.add_argument)

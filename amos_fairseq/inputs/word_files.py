@@ -30,7 +30,8 @@ _SPACES = re.compile(r"\s*")
 WORD, LABEL = "word", "label"  # names of columns: in --columns the words; the last one where no names are given
 CONLLU_NAMES = ("id", "form", "lemma", "upos", "xpos", "feats", "head", "deprel", "deps", "misc")
 CONLLU, COLUMNS, LINES, ROWS = "CoNLL-U", "one word a line", "one sentence a line", "one sentence a row"
-TEXTS, _SPANS = "one text a row", ("spans", "ents", "entities", "labels", "label")  # the columns of spans
+TEXTS, TEXT_LINES = "one text a row", "one text a line"
+_SPANS = ("spans", "ents", "entities", "labels", "label")  # the columns of spans
 # Spaces, punctuation as BERT's tokenizer has it, and characters of scripts without spaces; the last two are words of their own.
 _UNSPACED_CHARACTERS = pre_tokenizers.Split(Regex(UNSPACED.pattern), "isolated")
 _DIVIDED = pre_tokenizers.Sequence([pre_tokenizers.BertPreTokenizer(), _UNSPACED_CHARACTERS])
@@ -60,16 +61,27 @@ class Sentence:
     Attributes:
         spaces: whether a space follows each word in the text, and False for the last; None where the file does not say it.
         lines: the line of each word, or its row in a table.
+        raw: the text as it was read; None for words that were read divided.
     """
 
     words: list[str]
     columns: dict[str, list[str]]
     spaces: list[bool] | None = None
     lines: Sequence[int] = field(default=(), compare=False, repr=False)
+    raw: str | None = field(default=None, compare=False, repr=False)
 
     @property
     def text(self) -> str:
         return join_words(self.words, self.spaces)
+
+    def places(self) -> tuple[str, list[tuple[int, int]]]:
+        """Return the text, as it was read if it was, and the range of its characters that each word has."""
+        text, ranges, end = self.text if self.raw is None else self.raw, [], 0
+        for word in self.words:
+            start = text.index(word, end)
+            end = start + len(word)
+            ranges.append((start, end))
+        return text, ranges
 
     def without_blank_words(self) -> "Sentence":
         kept = [place for place, word in enumerate(self.words) if not is_blank(word)]
@@ -156,7 +168,11 @@ def join_words(words: Sequence[str], spaces: Sequence[bool] | None = None) -> st
 
 
 def read_sentences(
-    path: Path, names: Sequence[str] | None = None, column: str | None = None, labeled: bool = True
+    path: Path,
+    names: Sequence[str] | None = None,
+    column: str | None = None,
+    labeled: bool = True,
+    raw: bool = False,
 ) -> WordFile:
     """Read sentences in any of these forms; text may be compressed. Words that look blank are left out.
 
@@ -175,6 +191,7 @@ def read_sentences(
     Args:
         names: of all columns, with ``word`` among them, of a file with one word a line.
         column: the labels of a table, by default ``tags`` or ``ner_tags``, or those of spans.
+        raw: a file that is no table and no CoNLL-U, and has no ``names``, has a text in each line, as tables have it in rows.
     """
     is_table = kind_of(path) in (JSONL, PARQUET, FOLDER)
     if names and (is_table or WORD not in names):
@@ -185,6 +202,8 @@ def read_sentences(
         blocks, num_marks = _read_blocks(path)
         if not names and _is_conllu(path, blocks):
             file = _read_conllu(path, blocks)
+        elif raw and not names and kind_of(path) != CSV:
+            file = WordFile(path, TEXT_LINES, [_divide(text, number)[0] for block in blocks for number, text in block])
         elif not labeled and not names and kind_of(path) != CSV and _has_a_sentence_a_line(blocks):
             lines = (line for block in blocks for line in block)
             sentences = [(number, _BLANKS.split(text.strip(" \t"))) for number, text in lines]
@@ -365,7 +384,7 @@ def _divide(text: str, number: int) -> tuple[Sentence, list[tuple[int, int]]]:
     words = [(word, place) for word, place in _DIVIDED.pre_tokenize_str(text) if not is_blank(word)]
     ranges = [place for _, place in words]
     spaces = [start > end for (_, end), (start, _) in itertools.pairwise([*ranges, *ranges[-1:]])]
-    return Sentence([word for word, _ in words], {}, spaces, [number] * len(words)), ranges
+    return Sentence([word for word, _ in words], {}, spaces, [number] * len(words), text), ranges
 
 
 def _read_spans(table: TableFile, spans_name: str | None, column: str) -> WordFile:

@@ -57,7 +57,8 @@ from amos_fairseq.experiments.records import (
 )
 from amos_fairseq.experiments.table import export_notice, run_and_print
 from amos_fairseq.files import write_lines, write_text
-from amos_fairseq.inputs.schemes import main_score, scores
+from amos_fairseq.inputs.files import JSONL, kind_of
+from amos_fairseq.inputs.schemes import main_score, scores, spans_of
 from amos_fairseq.inputs.tables import held_out_note, seen_note
 from amos_fairseq.inputs.word_files import (
     TASK_PREFIX,
@@ -80,7 +81,7 @@ OF = " of "  # between a column and those that were learned with it
 def main(args: argparse.Namespace) -> None:
     if args.predict is not None:
         file, results, out = Path(args.predict), Path(args.checkpoint), Path(args.out)
-        words = read_sentences(file, args.columns, labeled=False)
+        words = read_sentences(file, args.columns, labeled=False, raw=kind_of(out) == JSONL)
         words.report("tag")
         print(label_words(words, results, args.column, out, find_devices(args.cpu)[0]))
         return
@@ -306,6 +307,12 @@ def most_likely(logits: Tensor) -> list[int]:
     return logits.argmax(-1).tolist()
 
 
+def with_probability(logits: Tensor) -> list[tuple[int, float]]:
+    """Return the same with its probability."""
+    labels = logits.argmax(-1, keepdim=True)
+    return list(zip(labels[:, 0].tolist(), logits.softmax(-1).gather(-1, labels)[:, 0].tolist(), strict=True))
+
+
 def predict_column(
     data: ColumnData, model: BaseFairseqModel, device: str, stop: threading.Event
 ) -> tuple[Counter[str], list[str]]:
@@ -362,24 +369,48 @@ def predict_file(
 
 def label_words(words: WordFile, results: Path, name: str | None, out: Path, device: str) -> str:
     """Write words with their labels in each column that ``results``, an output of ``amos tag``, has, or in the column ``name``
-    alone, by the run that is best on dev for it. Return what was done."""
-    labels, done = [], []
+    alone, by the run that is best on dev for it; or, if ``out`` is called .jsonl, the spans in each text. Return what was
+    done."""
+    as_spans, labels, done = kind_of(out) == JSONL, {}, []
     for task, loaded in load_best(results, Tagging.name, "amos tag"):
         learned = task.removeprefix(TASK_PREFIX).partition(OF)[0]
         if name not in (None, learned):
             continue
         head = loaded.head(word_head_name(learned))
         column = Column(loaded.file.parent, head.name, head.labels, has_spans=head.kind == "spans")
-        for_cut = f"have the label {column.cut_label}"
-        predictions, counted = predict_file(loaded, column.head, words, most_likely, for_cut, device)
+        for_cut = "have no label" if as_spans else f"have the label {column.cut_label}"
+        read_out = with_probability if as_spans else most_likely
+        predictions, counted = predict_file(loaded, column.head, words, read_out, for_cut, device)
         pairs = zip(words.sentences, predictions, strict=True)
-        labels.append([column.spell(predicted, len(sentence.words)) for sentence, predicted in pairs])
+        if as_spans:
+            labels[learned] = [labeled_spans(sentence, column, predicted) for sentence, predicted in pairs]
+        else:
+            labels[learned] = [column.spell(predicted, len(sentence.words)) for sentence, predicted in pairs]
         done.append(f"{out}, {learned}: {counted}")
     if not labels:
         raise UserError(f"{results} has no column {name}: give another --column, or none for all")
-    rows = (
-        zip(sentence.words, *columns, strict=True) for sentence, *columns in zip(words.sentences, *labels, strict=True)
-    )
-    blocks = ("".join("\t".join(row) + "\n" for row in sentence) for sentence in rows)
-    write_lines(out, ["\n".join(blocks)])
+    rows = zip(words.sentences, *labels.values(), strict=True)
+    if as_spans:
+        names = labels if len(labels) > 1 else ["spans"]
+        objects = (
+            {"line": sentence.lines[0], "text": sentence.places()[0]} | dict(zip(names, spans, strict=True))
+            for sentence, *spans in rows
+        )
+        write_lines(out, (json.dumps(content, ensure_ascii=False) + "\n" for content in objects))
+    else:
+        sentences = (zip(sentence.words, *columns, strict=True) for sentence, *columns in rows)
+        blocks = ("".join("\t".join(row) + "\n" for row in sentence) for sentence in sentences)
+        write_lines(out, ["\n".join(blocks)])
     return "\n".join(done)
+
+
+def labeled_spans(sentence: Sentence, column: Column, predicted: Sequence[tuple[int, float]]) -> list[dict[str, Any]]:
+    """Return the spans in the text of a sentence, or each word where labels mark no spans, with the mean probability of the
+    labels of its words, as the pipeline of transformers has it with ``aggregation_strategy="first"``."""
+    names = [column.labels[label] for label, _ in predicted]
+    spans = spans_of(names) if column.has_spans else [(name, place, place) for place, name in enumerate(names)]
+    ranges, found = sentence.places()[1], []
+    for label, first, last in spans:
+        probability = fmean(probability for _, probability in predicted[first : last + 1])
+        found.append({"start": ranges[first][0], "end": ranges[last][1], "label": label, "probability": probability})
+    return found
