@@ -3,6 +3,7 @@
 Tolerance: float32; onnxruntime fuses operations, and its erf and softmax round otherwise than PyTorch's.
 """
 
+import random
 import re
 import runpy
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 import scipy.stats
 import torch
 import transformers
-from hugging_face_folders import export
+from hugging_face_folders import export, train_wordpiece
 from saved_models import write_run
 from small_models import MODERN
 from tiny_runs import ROOT
@@ -22,9 +23,12 @@ from torch import Tensor
 import amos_fairseq
 from amos_fairseq.checkpoints.read import load_checkpoint
 from amos_fairseq.downstream.model import TEXT_HEAD
+from amos_fairseq.downstream.words.command import labeled_spans, predict_file, with_probability
+from amos_fairseq.downstream.words.dataset import Column
 from amos_fairseq.errors import UserError
-from amos_fairseq.inputs.word_files import spaces_in
+from amos_fairseq.inputs.word_files import read_sentences, spaces_in
 from amos_fairseq.models.pretraining import PretrainingBatch
+from amos_fairseq.text.tokenization import load_tokenizer
 from amos_fairseq.text.vocabulary import learn_tokenizer
 
 TOLERANCE = 1e-4
@@ -130,6 +134,32 @@ def test_labels_of_words_in_raw_text(tmp_path):
             assert (token["entity"], token["score"]) == ("ABCDE"[label], pytest.approx(score, abs=TOLERANCE)), word
             found.append(round(score, 3))
     assert (len(found), len(set(found)) > 12, num_shared > 0) == (18, True, True)
+
+
+PARTS = ["New", "York", "Jan-Peter", "U.S.", "don't", "(3.5%)", "browned", "été", "北京", "-", "…"]
+
+
+def test_spans_of_raw_text_are_those_of_the_pipeline(tmp_path):
+    """Of 150 texts with hyphens and punctuation, by a model of random values with WordPiece."""
+    draw, names = random.Random(1), ["O", "B-X", "I-X", "B-Y", "I-Y"]
+    parts = (draw.choices(PARTS, k=draw.randint(1, 12)) for _ in range(150))
+    texts = ["".join(part + draw.choice(["", " ", "  ", ", "]) for part in each) for each in parts]
+    train_wordpiece(tmp_path / "given", texts[:50])
+    run = write_run(tmp_path / "run", tokenizer=load_tokenizer(tmp_path / "given"), labels=5, names=names)
+    export(run, tmp_path / "out")
+    tag = transformers.pipeline("token-classification", model=str(tmp_path / "out"), aggregation_strategy="first")
+    (tmp_path / "texts.txt").write_text("\n".join(texts), encoding="utf-8")
+    file, column = read_sentences(tmp_path / "texts.txt", labeled=False, raw=True), Column(tmp_path, "", names, True)
+    predictions, _ = predict_file(load_checkpoint(run), "upos_labels", file, with_probability, "", "cpu")
+    num_spans = 0
+    for text, sentence, predicted in zip(texts, file.sentences, predictions, strict=True):
+        ours = [tuple(span.values()) for span in labeled_spans(sentence, column, predicted)]
+        assert ours == [
+            (span["start"], span["end"], span["entity_group"], pytest.approx(span["score"], abs=TOLERANCE))
+            for span in tag(text)
+        ], text
+        num_spans += len(ours)
+    assert num_spans > 300
 
 
 @pytest.mark.parametrize(("run", "exported"), [("run", "encoder"), ("modern run", "modern encoder")])
