@@ -108,24 +108,26 @@ def test_other_words_get_the_labels_of_the_evaluation(place, learned, learned_po
             assert f"{out}, {column}: 40 sentences; {cut}" in printed.out
             best = run_of(outs[column], f"tagging-{column}").relative_to(outs[column])
             assert f"{best} is the best run" in printed.err
-    (tmp_path / "raw").write_text("\n\n".join(" ".join(rows).replace(" ,", ",") for rows in words))
+    raw = [" ".join(rows).replace(" ,", ",") for rows in words]
+    (tmp_path / "raw").write_text("\n\n".join(raw))
     for form, column in (("glued", "pos"), ("glued", "ner"), ("raw", "ner")):
         out = tmp_path / f"{form}.{column}.jsonl"
         main([*predict, str(tmp_path / form), "--out", str(out), "--checkpoint", str(outs[column])])
-        for rows, line in zip(by_column[column], out.read_text().splitlines(), strict=True):
-            content = json.loads(line)
-            found = [(content["text"][span["start"] : span["end"]], span["label"]) for span in content["spans"]]
-            assert all(0.2 < span["probability"] <= 1 for span in content["spans"])
+        results = list(map(json.loads, out.read_text().splitlines()))
+        assert all(0.2 < span["probability"] <= 1 for result in results for span in result["spans"])
+        for rows, result in zip(by_column[column], results, strict=True) if form == "glued" else ():
             expected = [(word, label) for word, _, label in rows if label != "<cut>"]
             if column == "ner":
-                gap = " " if form == "raw" else ""
                 spans = spans_of([label for _, _, label in rows])
-                expected = [(gap.join(row[0] for row in rows[first : last + 1]), kind) for kind, first, last in spans]
-            assert found == expected, form
+                expected = [("".join(row[0] for row in rows[first : last + 1]), kind) for kind, first, last in spans]
+            text = result["text"]
+            assert [(text[span["start"] : span["end"]], span["label"]) for span in result["spans"]] == expected
     assert "one text a line: 40 sentences of" in capsys.readouterr().err
-    again = read_sentences(out)  # what it wrote is what it reads
-    assert sum(again.left_out.values()) == 0
-    assert str(again.sentences).count("B-NAME") == out.read_text().count("NAME")
+    assert [(result["line"], result["text"]) for result in results] == list(zip(range(1, 80, 2), raw, strict=True))
+    for sentence, result in zip(read_sentences(out).sentences, results, strict=True):  # what it wrote is what it reads
+        spans, places = spans_of(sentence.columns["label"]), sentence.places()[1]
+        found = [(span["label"], span["start"], span["end"]) for span in result["spans"]]
+        assert found == [(kind, places[first][0], places[last][1]) for kind, first, last in spans]
     refused = [*predict, source, "--checkpoint", outs["pos"], "--out", tmp_path / "l"]
     for flags, message in (
         (["--column", "nerr"], "no column nerr: give another --column"),
