@@ -11,8 +11,9 @@ from amos_fairseq.inputs import LABEL_COLUMN, TEXT_COLUMN
 DESCRIPTION = """\
 Fine-tune a checkpoint of this package on any table of texts, or pairs of texts, with a class, several labels or a number: TSV,
 CSV, JSON lines, Parquet, or a folder that datasets saved. The command prints and saves medians and standard deviations over the
-seeds (classification.md and .json in OUT) beside a model that always predicts the most frequent class; each run also has
-its predictions. After a stop the same command continues. With --predict the run that is best on dev labels another table.
+seeds (classification.md and .json in OUT) beside a model that always predicts the most frequent class, and, of the run that
+is best on dev, a row for each class; each run also has its predictions. Probabilities are calibrated on dev. After a stop
+the same command continues. With --predict the run that is best on dev labels another table.
 """
 
 
@@ -25,8 +26,12 @@ def add_parser(subparsers: Any) -> None:
     add("--train", metavar="FILE", type=Path, help=text)
     text = "table to score on (default: a tenth of the rows of --train, at random, of each class its share)"
     add("--dev", metavar="FILE", type=Path, help=text)
+    text = "table to score the run that is best on dev on, beside dev"
+    add("--test", metavar="FILE", type=Path, help=text)
     text = "OUT of this command as --checkpoint: label all rows of FILE with its best run, and write them to the file --out"
     add("--predict", metavar="FILE", type=Path, help=text)
+    text = "with --predict, of classes: a column with the probability of each"
+    add("--probabilities", action="store_true", help=text)
     text = f"column of the texts, or two for pairs; of nested objects such as meta.body (default: {TEXT_COLUMN})"
     add("--text", metavar="COLUMN", nargs="+", help=text)
     text = f"column of the labels, or several of 0 and 1, one for each label (default: {LABEL_COLUMN})"
@@ -42,7 +47,8 @@ def add_parser(subparsers: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     if arguments.predict is not None:
-        fine_tuning.check_prediction(arguments, "text", "no_header", suffixes=(".tsv", ".csv", ".jsonl"))
+        suffixes = (".tsv", ".csv", ".jsonl")
+        fine_tuning.check_prediction(arguments, "text", "no_header", "probabilities", suffixes=suffixes)
     elif arguments.train is None:
         arguments.parser.error("give the table to train on as --train, or one to label as --predict")
     else:

@@ -10,7 +10,7 @@ from amos_fairseq.experiments import recipe_file
 from amos_fairseq.output.terminal import say
 from amos_fairseq.recipes import PRECISIONS
 
-INPUTS = ("train", "dev", "data", "predict", "teachers")  # arguments that name existing files and folders
+INPUTS = ("train", "dev", "test", "data", "predict", "teachers")  # arguments that name existing files and folders
 
 
 def add_arguments(
@@ -21,6 +21,7 @@ def add_arguments(
     dev_default: str = "",
     several_data: bool = False,
     recipe: str = "amos",
+    seeds: int = 1,
 ) -> None:
     """Add what to fine-tune, the recipe and options that override it (None leaves the recipe's value), and the devices.
 
@@ -30,7 +31,7 @@ def add_arguments(
         raw_help: what a raw file is, for --train and --dev, which may then replace --data (:func:`check_data`).
         dev_default: what --dev is by default, for its help.
         several_data: whether --data takes several directories.
-        recipe: the default of --recipe.
+        recipe, seeds: defaults of --recipe and --seeds.
     """
     add = parser.add_argument
     text = "checkpoint, or SAVE_DIR of a run (its last checkpoint)"
@@ -45,7 +46,13 @@ def add_arguments(
         add("--data", metavar="DIR", required=raw_help is None, help=data_help, **several)
     text = "directory for runs, tables and predictions; the same command continues there"
     add("--out", metavar="DIR", required=True, help=text)
-    add("--seeds", type=number(int, 1, 10_000), metavar="N", default=5, help="runs per task, with seeds 1 to N")
+    add(
+        "--seeds",
+        type=number(int, 1, 10_000),
+        metavar="N",
+        default=seeds,
+        help=f"runs per task, with seeds 1 to N (default: {seeds})",
+    )
     add("--from-scratch", action="store_true", help="baseline: initialize the checkpoint's architecture randomly")
     text = "own_labels, amos, amos_grid, bam, electra, electric, mlm, teams, or the path of a YAML file"
     add("--recipe", metavar="NAME", default=recipe, help=text)

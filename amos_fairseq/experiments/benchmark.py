@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from torch import Tensor
 from yaml import YAMLError
 
 from amos_fairseq.checkpoint_files import checkpoint_file
@@ -367,6 +368,14 @@ class Benchmark(ABC):
     def average(self, summaries: Summaries) -> dict[str, Any] | None:
         """Return name and value of the average of the main scores, where the table has one."""
         return None
+
+    def calibrated(self, weights: dict[str, Tensor], scores: Mapping[str, float]) -> dict[str, Tensor]:
+        """Return the weights that are kept of a run with these ``scores``."""
+        return weights
+
+    def details(self, summaries: Summaries, stop: threading.Event) -> Sequence[Table]:
+        """Return tables about the best runs, which are shown after the table of all scores."""
+        return ()
 
     def write_more(self, summaries: Summaries, stop: threading.Event) -> tuple[Sequence[Path], Sequence[str]]:
         """Write further files after the table; return their paths, and notices for the user."""

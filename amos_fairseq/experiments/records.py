@@ -10,7 +10,7 @@ import math
 import platform
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -225,6 +225,7 @@ class Summary:
         benchmark: glue, squad, tagging, parsing or classification.
         checkpoint: what was fine-tuned: file, as its path was when the command ran, sha256, arch, num_updates, from_scratch.
         average: of the main scores, with its name, where a table has one.
+        details: further tables: title, columns, rows and notes.
     """
 
     benchmark: str
@@ -233,6 +234,7 @@ class Summary:
     notes: list[str]
     runs: list[RunResult]
     average: dict[str, Any] | None = None
+    details: list[dict[str, Any]] = field(default_factory=list)
 
     @classmethod
     def of_record(cls, tasks: dict[str, Any], runs: list[dict[str, Any]], **others: Any) -> "Summary":

@@ -7,6 +7,7 @@ result: finished runs are not repeated, stopped ones continue, and a command wit
 
 import contextlib
 import dataclasses
+import functools
 import io
 import math
 import multiprocessing
@@ -25,6 +26,7 @@ from time import monotonic
 from typing import Any
 
 import torch
+from torch import Tensor
 from tqdm import tqdm
 
 from amos_fairseq.checkpoint_files import read_header, training_seconds_of
@@ -42,6 +44,7 @@ LAUNCHER_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "M
 LOG_FILE = "train.log"
 POLL_SECONDS = 0.2
 SECONDS_BETWEEN_LINES = 30.0
+SECONDS_TO_MEASURE = 5.0  # the speed of the first run
 SERVER_KILLED = 255  # multiprocessing's exit code where the process that starts trainings is gone
 
 
@@ -59,8 +62,10 @@ class RunProgress:
     """Show a run with epoch, loss, dev score and remaining time: a bar in a terminal, elsewhere a line for each dev score and
     every 30 seconds."""
 
-    def __init__(self, run: TaskRun) -> None:
+    def __init__(self, run: TaskRun, estimate: Callable[[float], None]) -> None:
         self.run, self.has_bar, self.last_line = run, sys.stderr.isatty(), monotonic()
+        self.estimate: Callable[[float], None] | None = estimate
+        self.first: tuple[int, float] | None = None  # the update at the first look at a running training, and its time
         self.values: dict[str, str] = {}  # the last loss and dev score
         num_epochs, num_updates = run.schedule.num_epochs, run.schedule.total_updates
         place = sys.stderr if self.has_bar else io.StringIO()
@@ -68,7 +73,8 @@ class RunProgress:
         tqdm.write(f"{run.label}: {counted(num_epochs, 'epoch')}, {counted(num_updates, 'update')}")
 
     def advance(self, update: int, records: Sequence[dict[str, Any]]) -> None:
-        """Show the number of updates so far, and what the run has written to its metrics file since the last call."""
+        """Show the number of updates so far, and what the run has written to its metrics file since the last call; once its
+        speed is known, give the seconds of an update to ``estimate``."""
         schedule, has_score = self.run.schedule, False
         epoch = int(update // schedule.updates_per_epoch) + 1  # of the next update, or of a new dev score
         for record in records:
@@ -77,6 +83,12 @@ class RunProgress:
             elif record["split"] == "valid":
                 self.values["dev"], has_score = f"dev {score_of(record, self.run.task.main_score)}", True
                 epoch = math.ceil(record["update"] / schedule.updates_per_epoch)
+        if update and self.first is None:
+            self.first = update, monotonic()
+        if self.estimate is not None and self.first is not None and monotonic() - self.first[1] > SECONDS_TO_MEASURE:
+            seconds, self.estimate, estimate = monotonic() - self.first[1], None, self.estimate
+            if update > self.first[0]:
+                estimate(seconds / (update - self.first[0]))
         place = f"epoch {min(epoch, schedule.num_epochs)} of {schedule.num_epochs}"
         self.bar.set_description(f"{self.run.label}, {place}", refresh=False)
         self.bar.set_postfix_str(", ".join(self.values.values()), refresh=False)
@@ -110,6 +122,7 @@ class Runner:
         self.runs: list[TaskRun] = []
         self.failures: list[Failure] = []
         self._num_done = 0
+        self._updates_to_do = 0  # of the runs of this call, until the estimate is shown
         self._devices: queue.SimpleQueue[str] = queue.SimpleQueue()
         for device in self.session.devices:
             self._devices.put(device)
@@ -125,6 +138,7 @@ class Runner:
         open_runs = [run for run in runs if read_result(run.directory) is None]
         self.runs += runs
         self._num_done += len(runs) - len(open_runs)
+        self._updates_to_do = sum(run.schedule.total_updates for run in open_runs)
         if len(open_runs) < len(runs):
             tqdm.write(f"{len(runs) - len(open_runs)} of {len(runs)} runs are already finished")
         if self.session.devices[0] == "cpu":  # before the process that forks the trainings imports PyTorch
@@ -144,11 +158,21 @@ class Runner:
             self.exit_code = EXIT_CODES[number]
         self.stop.set()
 
+    def _say_estimate(self, seconds: float) -> None:
+        """Say once how long all runs of this call take, from the seconds of an update of the first one."""
+        with self._lock:
+            updates, self._updates_to_do = self._updates_to_do, 0
+        if updates:
+            minutes = updates * seconds / len(self.session.devices) / 60
+            tqdm.write(
+                f"about {max(minutes, 0.1):.1f} minutes for {counted(updates, 'update')} in all, without scoring"
+            )
+
     def _execute_one(self, run: TaskRun) -> None:
         """Execute a run on the next free device, and show how it ended."""
         if self.stop.is_set():
             return
-        device, progress = self._devices.get(), RunProgress(run)
+        device, progress = self._devices.get(), RunProgress(run, self._say_estimate)
         try:
             result = self._train_and_evaluate(run, device, progress)
             outcome = f"{result.main_score} {result.main:.1f} after epoch {result.epoch:g}"
@@ -203,12 +227,13 @@ class Runner:
 
     def _finish(self, run: TaskRun, checkpoint: Path, result: RunResult) -> None:
         """Write the result and, without --keep-checkpoints, keep the weights of the task's best run alone."""
-        if self.session.keep_checkpoints:
-            write_result(self.session.out, result)
-            return
+        only_trains = None if self.session.keep_checkpoints else self.benchmark.only_trains
+        calibrated = functools.partial(self.benchmark.calibrated, scores=result.scores)
         # A kill leaves a checkpoint that continues the training, or a result and the checkpoint that it names.
-        with weights_alone(checkpoint, self.benchmark.only_trains):
+        with final_weights(checkpoint, only_trains, calibrated):
             write_result(self.session.out, result)
+        if self.session.keep_checkpoints:
+            return
         remove_checkpoints(run.directory, kept=checkpoint)
         results = self.results(each for each in self.runs if each.task.name == run.task.name)
         best = best_run(results)
@@ -334,12 +359,16 @@ def training_seconds(checkpoint: Path) -> float:
 
 
 @contextlib.contextmanager
-def weights_alone(checkpoint: Path, only_trains: tuple[str, ...]) -> Iterator[None]:
-    """Replace a checkpoint, after the body, by one without what only training needs: the optimizer state, two thirds of the
-    file, and the weights with the prefixes ``only_trains``."""
+def final_weights(
+    checkpoint: Path, only_trains: tuple[str, ...] | None, calibrated: Callable[[dict[str, Tensor]], dict[str, Tensor]]
+) -> Iterator[None]:
+    """Replace a checkpoint, after the body, by one with calibrated weights and without what only training needs: the optimizer
+    state, two thirds of the file, and the weights with the prefixes ``only_trains`` (None: keep all)."""
     state = read_header(str(checkpoint))
-    state["last_optimizer_state"] = None
-    state["model"] = {key: value for key, value in state["model"].items() if not key.startswith(only_trains)}
+    state["model"] = calibrated(state["model"])
+    if only_trains is not None:
+        state["last_optimizer_state"] = None
+        state["model"] = {key: value for key, value in state["model"].items() if not key.startswith(only_trains)}
     with (
         explain_write_errors(checkpoint, "free some space, then start again"),
         whole_file(str(checkpoint)) as unfinished,

@@ -22,6 +22,7 @@ from amos_fairseq.experiments.runner import Failure, Runner
 from amos_fairseq.files import take_lock, write_text
 from amos_fairseq.output.terminal import Table
 
+MOST_PRINTED = 20  # rows of a table about the best runs; the file has all
 CORRELATIONS = ("matthews", "spearman", "pearson")
 
 
@@ -32,6 +33,7 @@ class Outcome:
 
     table: Table | None
     failures: Sequence[Failure]
+    details: Sequence[Table] = ()
     files: Sequence[Path] = ()
     notices: Sequence[str] = ()
 
@@ -54,6 +56,9 @@ def run_and_print(benchmark: Benchmark) -> None:
         lock.release()
     if outcome.table is not None:
         outcome.table.print()
+    for table in outcome.details:
+        if len(table.rows) <= MOST_PRINTED:
+            table.print()
     for line in (*outcome.notices, *outcome.files):
         print(line)
     for failure in outcome.failures:
@@ -78,21 +83,30 @@ def run_benchmark(benchmark: Benchmark) -> Outcome:
     table = benchmark.table(summaries, constants, notes)
     if any("±" in cell for row in table.rows for cell in row):  # one seed has no deviation
         table = replace(table, title=f"{table.title}: median ± standard deviation over seeds")
-    files = save_results(benchmark, table, results, summaries)
+    details = benchmark.details(summaries, runner.stop)
+    files = save_results(benchmark, table, details, results, summaries)
     more, notices = benchmark.write_more(summaries, runner.stop)
-    return Outcome(table, runner.failures, [*files, *more], notices)
+    return Outcome(table, runner.failures, details, [*files, *more], notices)
 
 
-def save_results(benchmark: Benchmark, table: Table, results: Sequence[RunResult], summaries: Summaries) -> list[Path]:
+def save_results(
+    benchmark: Benchmark,
+    table: Table,
+    details: Sequence[Table],
+    results: Sequence[RunResult],
+    summaries: Summaries,
+) -> list[Path]:
     """Write NAME.md and NAME.json into OUT; return their paths."""
     start, out = benchmark.session.checkpoint, benchmark.session.out
     markdown, record = (out / f"{benchmark.name}.{suffix}" for suffix in ("md", "json"))
     checkpoint = {"file": str(start.file), "sha256": start.sha256, "arch": start.arch}
     checkpoint |= {"num_updates": start.num_updates, "from_scratch": start.from_scratch}
     average = benchmark.average(summaries)
-    summary = Summary(benchmark.name, checkpoint, dict(summaries), list(table.notes), list(results), average)
+    summary = Summary(
+        benchmark.name, checkpoint, dict(summaries), list(table.notes), list(results), average, [*map(asdict, details)]
+    )
     write_record(record, asdict(summary))
-    write_text(markdown, table.as_markdown())
+    write_text(markdown, "\n".join([table.as_markdown(), *(each.as_markdown("##") for each in details)]))
     return [markdown, record]
 
 
@@ -136,7 +150,7 @@ def common_notes(
     counts = [summary.main.count for summary in summaries.values()]
     listed = ", ".join(f"{label} {count}" for label, count in zip(labels.values(), counts, strict=True))
     divisor = "; standard deviations divide by n - 1" if max(counts) > 1 else ""
-    alone = "; one seed does not tell how much another one differs" if min(counts) == 1 else ""
+    alone = "; one seed cannot rank models: --seeds 5 shows how much seeds differ" if min(counts) == 1 else ""
     yield f"seeds: {f'{counts[0]} per task' if len(set(counts)) == 1 else listed}{divisor}{alone}"
     for task, summary in summaries.items():
         if num_scored := constants.get(task, NO_CONSTANTS).num_scored:

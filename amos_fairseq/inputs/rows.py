@@ -158,6 +158,7 @@ class Tables:
 
     train: Path
     dev: Path | None = None  # None to take a tenth of the rows of ``train``
+    test: Path | None = None  # to score the best model on, too
     text: Sequence[str] = (TEXT_COLUMN,)  # the one or two columns of the texts
     label: str | Sequence[str] = LABEL_COLUMN  # or several columns of 0 and 1, the names of labels
     kind: str | None = None  # one of ``KINDS``; None to infer it from the labels of ``train``
@@ -166,7 +167,7 @@ class Tables:
 
     def check(self) -> "Tables":
         """Return the tables; refuse columns that they lack."""
-        for path in (self.train, self.dev):
+        for path in (self.train, self.dev, self.test):
             if path is not None:
                 check_columns(TableFile(path, not self.no_header, all_keys=True), self.text, self.label)
         return self
@@ -187,10 +188,10 @@ class Tables:
         columns = names_in_option(self.label)
         return columns[0] if len(columns) == 1 else "labels"
 
-    def read(self) -> tuple["LabeledRows", "LabeledRows", "LabelSpace", list[str]]:
-        """Return the rows to train and to score on, what their labels are, and footnotes of the table of scores; print what was
-        read."""
-        train, dev = (None if path is None else self._read(path) for path in (self.train, self.dev))
+    def read(self) -> tuple[dict[str, "LabeledRows"], "LabelSpace", list[str]]:
+        """Return the rows to train and to score on, by their split (train, valid, and test if there is one), what their labels
+        are, and footnotes of the table of scores; print what was read."""
+        train, dev, test = (None if path is None else self._read(path) for path in (self.train, self.dev, self.test))
         kind, inferred = self.kind, ""
         if kind is None:
             kind = infer_kind([label for label in train.labels if not is_missing(label)])
@@ -206,7 +207,11 @@ class Tables:
         elif marks:
             inferred += ", named by their places in lists of 0 and 1"
         notes = [f"{self.label_name}: {space}{inferred}", *notes_on(train, dev, space, self.dev is None)]
-        return train, dev, space, [printable(note) for note in notes]
+        splits = {"train": train, "valid": dev}
+        if test is not None:
+            splits["test"] = test = self._parsed(self.test, test, kind, marks)
+            notes += notes_on_scored(train, test, "test", space)
+        return splits, space, [printable(note) for note in notes]
 
     def _read(self, path: Path) -> "LabeledRows":
         rows = read_rows(path, self.text, self.label, not self.no_header)
@@ -328,12 +333,8 @@ def split_off_dev(rows: LabeledRows, kind: str) -> tuple[LabeledRows, LabeledRow
 
 
 def notes_on(train: LabeledRows, dev: LabeledRows, space: LabelSpace, dev_is_chosen: bool) -> Iterator[str]:
-    """Yield footnotes of the table: rows left out, dev rows of each class, dev texts that train too, and dev labels that no
-    training row has."""
-    for name, rows in (("training", train), ("dev", dev)):
-        for why, count in rows.left_out.items():
-            if count:
-                yield f"{rows.source}: {count:,} {name} rows {why} are left out"
+    """Yield footnotes of the table: rows left out, dev rows of each class, and those of :func:`notes_on_scored`."""
+    yield from notes_on_left_out(train, "training")
     if dev_is_chosen:
         yield held_out_note(len(dev), len(train), "rows", dev.source)
     if space.kind == "classes":
@@ -341,16 +342,29 @@ def notes_on(train: LabeledRows, dev: LabeledRows, space: LabelSpace, dev_is_cho
         each = f"dev rows of each class: {', '.join(f'{name} {counts[name]:,}' for name in space.names)}"
         few = f"dev has rows of {len(counts.keys() & space.names):,} of {len(space.names):,} classes"
         yield f"{dev.source}: {each if len(space.names) <= MOST_COUNTED else few}"
+    yield from notes_on_scored(train, dev, "dev", space)
+
+
+def notes_on_left_out(rows: LabeledRows, name: str) -> Iterator[str]:
+    for why, count in rows.left_out.items():
+        if count:
+            yield f"{rows.source}: {count:,} {name} rows {why} are left out"
+
+
+def notes_on_scored(train: LabeledRows, rows: LabeledRows, name: str, space: LabelSpace) -> Iterator[str]:
+    """Yield footnotes on dev or test rows: those left out, texts that train too, and labels that no training row has."""
+    yield from notes_on_left_out(rows, name)
     trained = set(train.texts)
-    if seen := sum(texts in trained for texts in dev.texts):
-        yield f"{dev.source}: {seen:,} of {len(dev):,} dev rows have a text that trains too: the scores may be too high"
+    if seen := sum(texts in trained for texts in rows.texts):
+        count = f"{seen:,} of {len(rows):,} {name} rows have a text that trains too"
+        yield f"{rows.source}: {count}: the scores may be too high"
     if space.kind == "number":
         return
-    if unknown := [name for name in names_in(dev, space.kind) if name not in space.names]:
-        rows, counted = f"{len(unknown):,} dev rows with labels", "counted as wrong"
+    if unknown := [label for label in names_in(rows, space.kind) if label not in space.names]:
+        counted, treated = f"{len(unknown):,} {name} rows with labels", "counted as wrong"
         if space.kind == "labels":
-            rows, counted = f"{len(set(unknown)):,} dev labels", "not counted"
-        yield f"{dev.source}: {rows} that no training row has are {counted}: {listed(unknown)}"
+            counted, treated = f"{len(set(unknown)):,} {name} labels", "not counted"
+        yield f"{rows.source}: {counted} that no training row has are {treated}: {listed(unknown)}"
 
 
 def names_in(rows: LabeledRows, kind: str) -> list[str]:

@@ -56,6 +56,7 @@ class Table:
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
     notes: Sequence[str] = field(default_factory=list)
+    is_square: bool = False  # rows and columns are the same things, so that an exchange of both would be another table
 
     def print(self, console: "Console | None" = None) -> None:
         """Print the table, transposed if it then has no more columns: twelve are wider than a terminal."""
@@ -66,7 +67,7 @@ class Table:
 
         console = console or Console(highlight=False)
         cells = [["", *self.columns[1:]], *self.rows]
-        if len(self.columns) > len(self.rows):
+        if len(self.columns) > len(self.rows) and not self.is_square:
             cells = list(zip(*cells, strict=True))
         table = RichTable(title=Text(self.title), title_justify="left", box=box.SIMPLE_HEAD)
         for index, column in enumerate(cells[0]):
@@ -77,9 +78,9 @@ class Table:
         for note in self.notes:
             console.print(Text(f"* {note}"), soft_wrap=True)
 
-    def as_markdown(self) -> str:
+    def as_markdown(self, heading: str = "#") -> str:
         notes = [f"- {escape_markdown(note)}" for note in self.notes]
-        lines = [f"# {escape_markdown(self.title)}", "", markdown_rows(self.columns, self.rows), "", *notes]
+        lines = [f"{heading} {escape_markdown(self.title)}", "", markdown_rows(self.columns, self.rows), "", *notes]
         return "\n".join(lines).rstrip() + "\n"
 
 

@@ -161,11 +161,13 @@ def test_lines_tell_epoch_loss_and_dev_scores(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(runner_module, "monotonic", lambda: seconds[0])
     train = [{"split": "train", "update": update, "loss": loss} for update, loss in ((1, 0.75), (4, 0.6), (5, None))]
     dev = [{"split": "valid", "update": at, "loss": 0.5, "score": score} for at, score in ((4, 61.26), (8, 70.0))]
-    progress = RunProgress(run)
+    estimates = []
+    progress = RunProgress(run, estimates.append)
     shown = (2, 1, train[:1]), (6, 5, [train[1], dev[0]]), (35, 5, []), (36, 5, train[2:]), (37, 8, dev[1:])
     for second, update, records in shown:
         seconds[0] = 1000.0 + second
         progress.advance(update, records)
+    assert estimates == [1.0]  # four updates more at the second look, four seconds after the first one
     first, *lines = capsys.readouterr().out.splitlines()
     assert first == "Toy seed 1: 2 epochs, 8 updates"
     expected = (

@@ -94,7 +94,7 @@ def test_what_one_seed_and_a_small_dev_set_say(tmp_path):
     for unit, at_least in (("rows", "about"), ("words", "at least")):
         toy.unit = unit
         notes = list(common_notes(toy, [best], summarize([best]), {"Toy": ConstantScores(1067, {})}))
-        assert notes[1] == "seeds: 1 per task; one seed does not tell how much another one differs"
+        assert notes[1] == "seeds: 1 per task; one seed cannot rank models: --seeds 5 shows how much seeds differ"
         assert notes[2] == (
             f"Toy: dev has 1,067 {unit}; standard error of accuracy {at_least} 1.3: "
             "a difference of two models below twice that is weak evidence"

@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+import json
 import os
 import shlex
 import threading
@@ -11,9 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from amos_fairseq.checkpoints.read import LoadedCheckpoint, load_checkpoint
+from amos_fairseq.downstream.model import TEXT_HEAD
 from amos_fairseq.downstream.texts.dataset import (
+    UNKNOWN_CLASS,
     ShortenedTexts,
     open_texts,
     read_targets,
@@ -21,7 +25,15 @@ from amos_fairseq.downstream.texts.dataset import (
 )
 from amos_fairseq.downstream.texts.labeling import label_table, predict_logits, spell_predictions
 from amos_fairseq.downstream.texts.prepare import NAME, prepare_inside
-from amos_fairseq.downstream.texts.scores import HEADINGS, SCORES, predictions_of, text_scores
+from amos_fairseq.downstream.texts.scores import (
+    HEADINGS,
+    SCORES,
+    calibration_error,
+    fit_temperature,
+    predictions_of,
+    scores_of_classes,
+    text_scores,
+)
 from amos_fairseq.experiments.benchmark import (
     Benchmark,
     BenchmarkTask,
@@ -32,12 +44,22 @@ from amos_fairseq.experiments.benchmark import (
     usable_folder,
 )
 from amos_fairseq.experiments.recipes import Hyperparameters, different
-from amos_fairseq.experiments.records import ConstantScores, RunResult, Summaries, content_sha256
+from amos_fairseq.experiments.records import (
+    ConstantScores,
+    RunResult,
+    Spread,
+    Summaries,
+    content_sha256,
+    format_spread,
+)
 from amos_fairseq.experiments.table import export_notice, run_and_print
 from amos_fairseq.files import csv_lines, write_text
+from amos_fairseq.models.pretraining import CLASSIFICATION
+from amos_fairseq.output.terminal import Table
 from amos_fairseq.text.prepared_data import PREPARE_AGAIN
 from amos_fairseq.untrusted import read_text
 
+MOST_CONFUSED = 20  # classes of a table of what is confused
 CONSTANTS = {"classes": "most frequent class", "labels": "most frequent labels", "number": "mean of training"}
 # The fields of task.json that, with the source files, determine the data.
 IDENTITY_FIELDS = ("task", "kind", "labels", "tokenizer_sha256", "settings")
@@ -167,6 +189,12 @@ class TextData:
         """Return what a fine-tuned checkpoint predicts for a split, as :func:`predictions_of` does."""
         return predictions_of(self.kind, self.logits(loaded, split, max_positions, device, stop))
 
+    def texts(self, split: str) -> list[list[str]]:
+        """Return the texts of each row as they were read, where they are kept."""
+        file = self.directory / f"{split}.texts.jsonl"
+        lines = read_text(file, PREPARE_AGAIN).split("\n")[:-1] if file.is_file() else []
+        return list(map(json.loads, lines))
+
     def spell(self, values: np.ndarray) -> list[str]:
         """Return predictions or labels as cells of a table."""
         return spell_predictions(self.kind, self.label_names, values)
@@ -212,20 +240,33 @@ class TextBenchmark(Benchmark):
         """Score a checkpoint on one table; ``prefix``: comes before the split in the names of the files."""
         scores = {}
         for split, suffix in data.dev_splits.items():
-            labels, predictions = data.labels(split), data.predict(loaded, split, self.max_positions, device, stop)
-            rows = zip(data.ids(split), data.spell(predictions), data.spell(labels), strict=True)
-            lines = csv_lines([(self.id_column, "prediction", "label"), *rows], "\t")
-            name = prefix + self.dev_name.format(split=split)
-            write_text(loaded.file.parent / f"predictions.{name}.tsv", "".join(lines))
-            split_scores = data.score(predictions, labels)
+            logits = data.logits(loaded, split, self.max_positions, device, stop)
+            self.write_predictions(data, split, prefix + self.dev_name.format(split=split), logits, loaded.file.parent)
+            split_scores = data.score(predictions_of(data.kind, logits), data.labels(split))
             scores |= {f"{name}{suffix}": value for name, value in split_scores.items()}
+            scores |= self.calibration(logits, data.labels(split))
         return scores
+
+    def calibration(self, logits: np.ndarray, labels: np.ndarray) -> dict[str, float]:
+        """Return what is known of the probabilities of a dev set, besides the scores; see :meth:`calibrated`."""
+        return {}
+
+    def write_predictions(self, data: TextData, split: str, name: str, logits: np.ndarray, folder: Path) -> None:
+        """Write ``predictions.NAME.tsv``: of each row its id, prediction and label, and its texts where they are kept."""
+        header = [self.id_column, "prediction", "label"]
+        columns = [data.ids(split), data.spell(predictions_of(data.kind, logits)), data.spell(data.labels(split))]
+        if texts := data.texts(split):
+            header += data.record["text_columns"]
+            columns += list(zip(*texts, strict=True))
+        lines = csv_lines([header, *zip(*columns, strict=True)], "\t")
+        write_text(folder / f"predictions.{name}.tsv", "".join(lines))
 
 
 def main(args: argparse.Namespace) -> None:
     if args.predict is not None:
         results, out, device = Path(args.checkpoint), Path(args.out), find_devices(args.cpu)[0]
-        print(f"{out}: {label_table(results, args.predict, out, args.text, args.no_header, device):,} rows")
+        num_rows = label_table(results, args.predict, out, args.text, args.no_header, args.probabilities, device)
+        print(f"{out}: {num_rows:,} rows")
         return
     session = session_from(args)
     out = usable_folder(session.out)
@@ -262,7 +303,8 @@ class Classification(TextBenchmark):
 
     @property
     def columns(self) -> dict[str, str]:
-        return {score: HEADINGS[score] for score in SCORES[self.kind]}
+        calibration = ("ece_before", "ece") if self.kind == "classes" else ()
+        return {score: HEADINGS[score] for score in (*SCORES[self.kind], *calibration)}
 
     @property
     def title(self) -> str:
@@ -274,6 +316,51 @@ class Classification(TextBenchmark):
     def notes(self, results: Sequence[RunResult], summaries: Summaries) -> Iterator[str]:
         if self.kind == "number":
             yield "MSE: mean squared error, in the squared unit of the label"
+        if self.kind == "classes":
+            yield "ECE: expected calibration error in percent, on dev, before and after a temperature was fitted to dev"
+
+    def calibration(self, logits: np.ndarray, labels: np.ndarray) -> dict[str, float]:
+        """Return the calibration error before and after the temperature, and the temperature, which is fitted to the rows."""
+        if self.kind != "classes":
+            return {}
+        known = labels != UNKNOWN_CLASS
+        temperature = fit_temperature(logits[known], labels[known]) if known.any() else 1.0
+        before, after = (calibration_error(logits / divisor, labels) for divisor in (1.0, temperature))
+        return {"ece_before": before, "ece": after, "temperature": temperature}
+
+    def calibrated(self, weights: dict[str, Tensor], scores: Mapping[str, float]) -> dict[str, Tensor]:
+        """Divide the logits by the temperature: probabilities change, predictions do not."""
+        divisor, names = (
+            scores.get("temperature", 1.0),
+            [f"{CLASSIFICATION}{TEXT_HEAD}.output.{end}" for end in ("weight", "bias")],
+        )
+        return weights | {name: weights[name].float() / divisor for name in names}
+
+    def details(self, summaries: Summaries, stop: threading.Event) -> list[Table]:
+        """Return the scores of the best run on the test set, its scores of each class, and what it confuses; write
+        ``predictions.test.tsv``."""
+        data, best, device = self.prepared[NAME], summaries[NAME].best, self.session.devices[0]
+        loaded, tables = load_checkpoint(best.checkpoint_in(self.session.out)), []
+        for split, name in (("valid", "dev"), ("test", "test")):
+            if split not in data.record["splits"]:
+                continue
+            logits = data.logits(loaded, split, self.max_positions, device, stop)
+            labels, predictions = data.labels(split), predictions_of(data.kind, logits)
+            if split == "test":
+                self.write_predictions(data, split, name, logits, loaded.file.parent)
+                scores = data.score(predictions, labels)
+                if data.kind == "classes":
+                    scores["ece"] = calibration_error(logits, labels)
+                shown = [[format_spread(Spread(value, None, 1), score) for score, value in scores.items()]]
+                row = f"{self.label_column}: best run on dev"
+                heads = ["", *(HEADINGS[score] for score in scores)]
+                tables.append(Table(f"{self.label_column}, test", heads, [[row, *shown[0]]]))
+            if data.kind != "number":
+                rows = scores_of_classes(predictions, labels, data.label_names)
+                tables.append(Table(f"{data.kind} of {name}", ["", "precision", "recall", "F1", "rows"], rows))
+            if data.kind == "classes" and len(data.label_names) <= MOST_CONFUSED:
+                tables.append(confusion(predictions, labels, data.label_names, name))
+        return tables
 
     def write_more(self, summaries: Summaries, stop: threading.Event) -> tuple[Sequence[Path], Sequence[str]]:
         out = self.session.out
@@ -281,3 +368,12 @@ class Classification(TextBenchmark):
             f"to label other rows: amos classify --checkpoint {shlex.quote(str(out))} --predict FILE --out LABELS.tsv"
         )
         return (), (label, export_notice(out, summaries[NAME].best))
+
+
+def confusion(predictions: np.ndarray, labels: np.ndarray, names: Sequence[str], where: str) -> Table:
+    """Return how many rows of each class (the row) have each prediction (the column), without rows of an unknown class."""
+    counts = np.zeros((len(names), len(names)), dtype=np.int64)
+    known = labels != UNKNOWN_CLASS
+    np.add.at(counts, (labels[known], predictions[known]), 1)
+    rows = [[name, *map(str, row)] for name, row in zip(names, counts.tolist(), strict=True)]
+    return Table(f"label (row) and prediction (column), {where}", ["", *names], rows, is_square=True)

@@ -10,6 +10,7 @@ input0/SPLIT.{bin,idx}  input1/...              the first and, for pairs, the se
 label/SPLIT.{bin,idx}                           classes: one class a line; labels: any number of labels a line; ``dict.txt``
 label/SPLIT.label                               number: as text, one a line
 SPLIT.ids                                       what the table calls each row, one a line, where that is needed
+SPLIT.texts.jsonl                               the texts of each row as they were read, for files of predictions
 """
 
 from collections.abc import Sequence

@@ -73,7 +73,9 @@ def predict_logits(
     return logits
 
 
-def label_table(results: Path, file: Path, out: Path, texts: Sequence[str] | None, no_header: bool, device: str) -> int:
+def label_table(
+    results: Path, file: Path, out: Path, texts: Sequence[str] | None, no_header: bool, probabilities: bool, device: str
+) -> int:
     """Write the rows of ``file`` to ``out`` with ``prediction`` and, for classes, ``probability``; return their number.
 
     Each row is one of ``out``. The added columns of a row without text are empty, and all columns of a row with another number
@@ -88,6 +90,10 @@ def label_table(results: Path, file: Path, out: Path, texts: Sequence[str] | Non
     if len(texts) != len(head.text_columns):
         raise UserError(f"--text {' '.join(texts)}: the model was trained on {len(head.text_columns)} columns")
     added = [PREDICTION, PROBABILITY] if head.kind == "classes" else [PREDICTION]
+    if probabilities and head.kind == "classes":
+        added += [f"{PROBABILITY} {label}" for label in head.labels]
+    elif probabilities:
+        raise UserError(f"--probabilities: {head.name} has no classes: leave it out")
     columns = list(dict.fromkeys([*table.columns, *added]))  # those of an earlier model are replaced
     counted: Counter[str] = Counter()
 
@@ -104,7 +110,9 @@ def label_table(results: Path, file: Path, out: Path, texts: Sequence[str] | Non
                 predicted = predicted_cells(head, logits)
                 counted["cut"] += encoded.num_cut
             for (_, values), row in zip(chunk, inputs, strict=True):
-                yield values | (next(predicted) if any(row) else dict.fromkeys(added))
+                yield values | {
+                    name: cells.get(name) for cells in [next(predicted) if any(row) else {}] for name in added
+                }
             counted["rows"] += len(chunk)
             counted["with text"] += len(with_text)
             bar.update(len(chunk))
@@ -144,8 +152,12 @@ def predicted_cells(head: HeadOutputs, logits: np.ndarray) -> Iterator[dict[str,
     """Yield the columns that are added to each row of ``logits`` [N, outputs]."""
     kind = head.kind
     for row, name in zip(logits, name_predictions(kind, head.labels, predictions_of(kind, logits)), strict=True):
-        probability = {PROBABILITY: round(float(softmax(row).max()), 6)} if kind == "classes" else {}
-        yield {PREDICTION: name} | probability
+        cells = {PREDICTION: name}
+        if kind == "classes":
+            probabilities = [round(float(share), 6) for share in softmax(row)]
+            cells |= {PROBABILITY: max(probabilities)}
+            cells |= {f"{PROBABILITY} {label}": share for label, share in zip(head.labels, probabilities, strict=True)}
+        yield cells
 
 
 def table_lines(suffix: str, columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> Iterator[str]:

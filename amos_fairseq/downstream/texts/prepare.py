@@ -5,6 +5,7 @@ The files are those of :mod:`amos_fairseq.downstream.texts.dataset`.
 
 import argparse
 import dataclasses
+import json
 import shutil
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -14,7 +15,7 @@ import numpy as np
 
 from amos_fairseq.downstream.texts.scores import SCORES
 from amos_fairseq.errors import printable
-from amos_fairseq.files import DICTIONARY_FILE, TOKENIZER_DIRECTORY
+from amos_fairseq.files import DICTIONARY_FILE, TOKENIZER_DIRECTORY, write_lines
 from amos_fairseq.inputs.rows import TASK_FILE, LabeledRows, LabelSpace, Tables
 from amos_fairseq.output.terminal import progress_bar, say
 from amos_fairseq.text.encoding import (
@@ -110,10 +111,14 @@ def write_labels(directory: Path, space: LabelSpace, labels: Mapping[str, Sequen
 
 def write_tables(directory: Path, tables: Tables, tokenizer: Tokenizer, description: Mapping[str, Any]) -> None:
     """Read the tables and write the prepared data of the task into the empty ``directory``."""
-    train, dev, space, notes = tables.read()
+    splits, space, notes = tables.read()
     for note in notes:
         say(note, "classify")
-    record = write_task(directory, NAME, space, {"train": train, "valid": dev}, tokenizer, with_ids=["valid"])
+    scored = [split for split in splits if split != "train"]
+    record = write_task(directory, NAME, space, splits, tokenizer, with_ids=scored)
+    for split in scored:
+        lines = (json.dumps(texts, ensure_ascii=False) for texts in splits[split].texts)
+        write_lines(directory / f"{split}.texts.jsonl", (f"{line}\n" for line in lines))
     for split, facts in record["splits"].items():
         say(f"{split}: {describe_unknown(facts)}", "classify")
     record |= {
@@ -127,6 +132,7 @@ def write_tables(directory: Path, tables: Tables, tokenizer: Tokenizer, descript
 
 def prepare_inside(out: Path, tables: Tables, tokenizer: Tokenizer) -> Path:
     """Return the data of the task in OUT; see :func:`~amos_fairseq.text.prepared_data.prepared_data`."""
-    files = {"train": tables.train} | ({} if tables.dev is None else {"dev": tables.dev})
+    given = {"train": tables.train, "dev": tables.dev, "test": tables.test}
+    files = {split: path for split, path in given.items() if path is not None}
     description = description_of(files, tokenizer, tables.settings)
     return prepared_data(out, NAME, description, lambda folder: write_tables(folder, tables, tokenizer, description))

@@ -15,7 +15,10 @@ SCORES = {
 }
 # In tables.
 HEADINGS = {"accuracy": "accuracy", "f1": "F1", "micro_f1": "micro-F1", "macro_f1": "macro-F1", "matthews": "Matthews"}
+HEADINGS |= {"ece_before": "ECE before", "ece": "ECE"}
 HEADINGS |= {"spearman": "Spearman", "pearson": "Pearson", "mse": "MSE"}
+
+NUM_BINS = 15  # of the calibration error
 
 
 def average_score(scores: Mapping[str, float], averaged: Collection[str]) -> float:
@@ -56,6 +59,43 @@ def text_scores(kind: str, predictions: np.ndarray, targets: np.ndarray, names: 
         # 0 if neither labels nor predictions have the class, as for any model that does not find it.
         scores["f1"] = 100 * float(f1_score(targets, predictions, pos_label=1, zero_division=0))
     return {name: scores[name] for name in names or scores}
+
+
+def fit_temperature(logits: np.ndarray, targets: np.ndarray) -> float:
+    """Return T between 0.5 and 20 with the least cross-entropy of softmax(logits / T) (Guo et al. 2017, section 4.2).
+
+    Args:
+        logits: [N, classes]; targets: [N] int64, without those that are no class.
+    """
+    from scipy.optimize import minimize_scalar
+    from scipy.special import log_softmax
+
+    def loss(log_temperature: float) -> float:
+        log_probabilities = log_softmax(logits / np.exp(log_temperature), axis=1)
+        return -float(np.take_along_axis(log_probabilities, targets[:, None], axis=1).mean())
+
+    return float(np.exp(minimize_scalar(loss, bounds=np.log([0.5, 20]), method="bounded").x))
+
+
+def calibration_error(logits: np.ndarray, targets: np.ndarray) -> float:
+    """Return the expected calibration error in percent (Guo et al. 2017, equation 3), in 15 bins of equal width: the mean
+    distance between the probability of the predicted class and the share of right predictions."""
+    from scipy.special import softmax
+
+    probabilities = softmax(logits, axis=1).max(1)
+    is_right = logits.argmax(1) == targets
+    bins = np.minimum((probabilities * NUM_BINS).astype(int), NUM_BINS - 1)
+    gaps = np.bincount(bins, probabilities - is_right, NUM_BINS)  # of each bin, times its number of rows
+    return 100 * float(np.abs(gaps).sum() / len(targets))
+
+
+def scores_of_classes(predictions: np.ndarray, targets: np.ndarray, names: Sequence[str]) -> list[list[str]]:
+    """Return a row for each class or label: its name, precision, recall and F1 in percent, and how many rows have it."""
+    from sklearn.metrics import precision_recall_fscore_support
+
+    columns = precision_recall_fscore_support(targets, predictions, labels=range(len(names)), zero_division=0)
+    cells = ([*(f"{100 * value:.1f}" for value in row[:3]), f"{row[3]:,}"] for row in zip(*columns, strict=True))
+    return [[name, *row] for name, row in zip(names, cells, strict=True)]
 
 
 def _all_scores(kind: str, predictions: np.ndarray, targets: np.ndarray) -> dict[str, float]:

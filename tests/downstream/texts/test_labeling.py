@@ -12,12 +12,14 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
+from sklearn.metrics import accuracy_score, classification_report, confusion_matrix
 from synthetic_glue import session
 
 from amos_fairseq.downstream.texts.command import Classification, main, open_classification
 from amos_fairseq.downstream.texts.labeling import label_table, table_lines
 from amos_fairseq.downstream.texts.prepare import NAME, prepare_inside
 from amos_fairseq.errors import UserError
+from amos_fairseq.experiments.records import read_results
 from amos_fairseq.experiments.table import run_benchmark
 from amos_fairseq.inputs.rows import Tables
 from amos_fairseq.inputs.tables import TableFile
@@ -63,10 +65,83 @@ def results(start, fake_training, tmp_path) -> Path:
     return trained(start, tmp_path / "out", train)
 
 
-def label(results: Path, file: Path, out: Path, texts: list[str] | None = None, no_header: bool = False) -> int:
+def label(
+    results: Path,
+    file: Path,
+    out: Path,
+    texts: list[str] | None = None,
+    no_header: bool = False,
+    probabilities: bool = False,
+) -> int:
     """In parts of three rows."""
     with mock.patch("amos_fairseq.downstream.texts.labeling.ROWS_AT_ONCE", 3):
-        return label_table(results, file, out, texts, no_header, "cpu")
+        return label_table(results, file, out, texts, no_header, probabilities, "cpu")
+
+
+def test_scores_on_a_test_table_and_calibrated_probabilities(start, fake_training, tmp_path):
+    """Predictions, probabilities and tables beside scikit-learn and a naive loop; the training is that of a run without a test
+    table."""
+    generator = random.Random(2)
+    tables = {}
+    for split, count in (("train", 40), ("dev", 60), ("test", 80)):
+        rows = [
+            (" ".join(generator.choices(TEXTS, k=3)) + f" {split} {n}", generator.choice("abc")) for n in range(count)
+        ]
+        tables[split] = tmp_path / f"{split}.tsv"
+        tables[split].write_text("text\tlabel\n" + "".join(f"{text}\t{name}\n" for text, name in rows))
+    options = {split: tables[split] for split in ("dev", "test")}
+    outcome = run_benchmark(opened(start, tmp_path / "out", tables["train"], **options))
+    (result,) = read_results(tmp_path / "out")
+    assert not run_benchmark(opened(start, tmp_path / "without", tables["train"], dev=tables["dev"])).failures
+    assert read_results(tmp_path / "without")[0].identity == result.identity
+
+    found = {}
+    for split in ("dev", "test"):
+        label(tmp_path / "out", tables[split], tmp_path / f"{split}.jsonl", probabilities=True)
+        found[split] = read_jsonl(tmp_path / f"{split}.jsonl")
+        with (tmp_path / "out" / result.directory / f"predictions.{split}.tsv").open(newline="") as stream:
+            written = list(csv.DictReader(stream, delimiter="\t"))
+        assert [row["line"] for row in written] == [str(line) for line in range(2, len(written) + 2)]
+        for name in ("prediction", "label", "text"):
+            assert [row[name] for row in written] == [row[name] for row in found[split]]
+    for row in found["test"]:
+        shares = [row[f"probability {name}"] for name in "abc"]
+        assert sum(shares) == pytest.approx(1, abs=2e-6)  # they have six digits
+        assert row["probability"] == max(shares) == row[f"probability {row['prediction']}"]
+
+    def calibration_error(rows, temperature):
+        bins = [[] for _ in range(15)]
+        for row in rows:
+            powers = [row[f"probability {name}"] ** temperature for name in "abc"]
+            share = max(powers) / sum(powers)
+            bins[min(int(15 * share), 14)].append(share - (row["prediction"] == row["label"]))
+        return 100 * sum(abs(sum(gaps)) for gaps in bins) / len(rows)
+
+    def loss(rows, temperature):
+        powers = [[row[f"probability {name}"] ** (1 / temperature) for name in (row["label"], *"abc")] for row in rows]
+        return -sum(math.log(own / sum(all_classes)) for own, *all_classes in powers) / len(rows)
+
+    scores = result.scores
+    assert scores["temperature"] > 1.1  # random weights are wrong, and sure
+    assert scores["ece"] == pytest.approx(calibration_error(found["dev"], 1), abs=1e-3)
+    assert scores["ece_before"] == pytest.approx(calibration_error(found["dev"], scores["temperature"]), abs=0.1)
+    assert loss(found["dev"], 1) < min(loss(found["dev"], 0.97), loss(found["dev"], 1.03))
+
+    by_title = {table.title: table for table in outcome.details}
+    gold, predicted = ([row[name] for row in found["test"]] for name in ("label", "prediction"))
+    expected = classification_report(gold, predicted, output_dict=True, zero_division=0)
+    assert by_title["classes of test"].rows == [
+        [
+            name,
+            *(f"{100 * expected[name][score]:.1f}" for score in ("precision", "recall", "f1-score")),
+            str(gold.count(name)),
+        ]
+        for name in "abc"
+    ]
+    counts = confusion_matrix(gold, predicted).astype(str).tolist()
+    assert [row[1:] for row in by_title["label (row) and prediction (column), test"].rows] == counts
+    assert by_title["label, test"].rows[0][1] == f"{100 * accuracy_score(gold, predicted):.1f}"
+    assert "## classes of test" in (tmp_path / "out" / "classification.md").read_text()
 
 
 def read_jsonl(file: Path) -> list[dict]:
