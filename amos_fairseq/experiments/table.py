@@ -84,7 +84,7 @@ def run_benchmark(benchmark: Benchmark) -> Outcome:
     if any("±" in cell for row in table.rows for cell in row):  # one seed has no deviation
         table = replace(table, title=f"{table.title}: median ± standard deviation over seeds")
     details = benchmark.details(summaries, runner.stop)
-    files = save_results(benchmark, table, details, results, summaries)
+    files = save_results(benchmark, table, results, summaries, details)
     more, notices = benchmark.write_more(summaries, runner.stop)
     return Outcome(table, runner.failures, details, [*files, *more], notices)
 
@@ -92,9 +92,9 @@ def run_benchmark(benchmark: Benchmark) -> Outcome:
 def save_results(
     benchmark: Benchmark,
     table: Table,
-    details: Sequence[Table],
     results: Sequence[RunResult],
     summaries: Summaries,
+    details: Sequence[Table] = (),
 ) -> list[Path]:
     """Write NAME.md and NAME.json into OUT; return their paths."""
     start, out = benchmark.session.checkpoint, benchmark.session.out

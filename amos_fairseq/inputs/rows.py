@@ -158,12 +158,12 @@ class Tables:
 
     train: Path
     dev: Path | None = None  # None to take a tenth of the rows of ``train``
-    test: Path | None = None  # to score the best model on, too
     text: Sequence[str] = (TEXT_COLUMN,)  # the one or two columns of the texts
     label: str | Sequence[str] = LABEL_COLUMN  # or several columns of 0 and 1, the names of labels
     kind: str | None = None  # one of ``KINDS``; None to infer it from the labels of ``train``
     label_separator: str = ","  # between the labels of a row that is no list
     no_header: bool = False
+    test: Path | None = None  # to score the best model on, too
 
     def check(self) -> "Tables":
         """Return the tables; refuse columns that they lack."""

@@ -167,7 +167,7 @@ def test_lines_tell_epoch_loss_and_dev_scores(tmp_path, monkeypatch, capsys):
     for second, update, records in shown:
         seconds[0] = 1000.0 + second
         progress.advance(update, records)
-    assert estimates == [1.0]  # four updates more at the second look, four seconds after the first one
+    assert estimates == [33 / 4]  # the first look five seconds after that at update 1
     first, *lines = capsys.readouterr().out.splitlines()
     assert first == "Toy seed 1: 2 epochs, 8 updates"
     expected = (

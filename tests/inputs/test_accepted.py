@@ -185,7 +185,8 @@ def test_rows_with_labels(name: str, tmp_path: Path, capsys: pytest.CaptureFixtu
     file, content, options, texts, (kind, labels) = TABLES[name]
     path = tmp_path / file
     path.write_bytes(content)
-    train, dev, space, notes = Tables(path, path, **options).check().read()
+    splits, space, notes = Tables(path, path, **options).check().read()
+    train, dev = splits.values()
     assert (train.texts, train.labels, space.kind) == (texts, labels, kind)
     assert notes[0] == NOTES.get(name, notes[0])
     assert (dev.texts, dev.labels) == (texts, labels)

@@ -27,7 +27,8 @@ def write_csv(path: Path, header: list[str], rows: list[tuple]) -> Path:
 def read(path: Path, content: str, **options: object) -> tuple:
     """Return what ``amos classify`` reads of a table: rows to train and to score on, labels, notes."""
     path.write_text(content, encoding="utf-8")
-    return Tables(path, **options).check().read()
+    splits, space, notes = Tables(path, **options).check().read()
+    return *splits.values(), space, notes
 
 
 def table(labels: list[str], header: str = "text\tlabel\n") -> str:
@@ -206,6 +207,7 @@ def test_bytes_are_texts_and_names(tmp_path):
     columns = {"text": [text.encode() for text in texts], "image": [b"\xff"] * 12}
     columns["label"] = ["n\u00f6".encode(), b"ja"] * 6
     parquet.write_table(pa.table(columns), tmp_path / "t.parquet")
-    train, dev, space, _ = Tables(tmp_path / "t.parquet").check().read()
+    splits, space, _ = Tables(tmp_path / "t.parquet").check().read()
+    train, dev = splits.values()
     assert sorted(train.texts + dev.texts) == sorted((text,) for text in texts)
     assert space.names == ["ja", "n\u00f6"]
