@@ -21,7 +21,6 @@ def add_arguments(
     dev_default: str = "",
     several_data: bool = False,
     recipe: str = "amos",
-    seeds: int = 1,
 ) -> None:
     """Add what to fine-tune, the recipe and options that override it (None leaves the recipe's value), and the devices.
 
@@ -31,7 +30,7 @@ def add_arguments(
         raw_help: what a raw file is, for --train and --dev, which may then replace --data (:func:`check_data`).
         dev_default: what --dev is by default, for its help.
         several_data: whether --data takes several directories.
-        recipe, seeds: defaults of --recipe and --seeds.
+        recipe: the default of --recipe; one for own labels has one seed, those of the papers' benchmarks five.
     """
     add = parser.add_argument
     text = "checkpoint, or SAVE_DIR of a run (its last checkpoint)"
@@ -46,13 +45,9 @@ def add_arguments(
         add("--data", metavar="DIR", required=raw_help is None, help=data_help, **several)
     text = "directory for runs, tables and predictions; the same command continues there"
     add("--out", metavar="DIR", required=True, help=text)
-    add(
-        "--seeds",
-        type=number(int, 1, 10_000),
-        metavar="N",
-        default=seeds,
-        help=f"runs per task, with seeds 1 to N (default: {seeds})",
-    )
+    seeds = 1 if recipe == "own_labels" else 5
+    text = f"runs per task, with seeds 1 to N (default: {seeds})"
+    add("--seeds", type=number(int, 1, 10_000), metavar="N", default=seeds, help=text)
     add("--from-scratch", action="store_true", help="baseline: initialize the checkpoint's architecture randomly")
     text = "own_labels, amos, amos_grid, bam, electra, electric, mlm, teams, or the path of a YAML file"
     add("--recipe", metavar="NAME", default=recipe, help=text)
