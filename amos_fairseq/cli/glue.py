@@ -18,9 +18,7 @@ Official files are converted with the tokenizer of the checkpoint, once; OUT/dat
 
 def add_parser(subparsers: Any) -> None:
     parser = add_subcommand(subparsers, "glue", "fine-tune a checkpoint on GLUE", DESCRIPTION, run)
-    fine_tuning.add_arguments(
-        parser, "GLUE's official files (CoLA/train.tsv, ...), or what amos prepare glue wrote", seeds=5
-    )
+    fine_tuning.add_arguments(parser, "GLUE's official files (CoLA/train.tsv, ...), or what amos prepare glue wrote")
     add = parser.add_argument
     text = f"tasks, separated by commas, or ALL that are in --data of {', '.join(AVERAGED)}; WNLI is known too and never part "
     add("--tasks", metavar="LIST", default="ALL", help=text + "of the average")
