@@ -46,7 +46,7 @@ class TableFile:
     - JSON lines: an object on each line. The columns are the keys of the first ``OBJECTS_WITH_KEYS``, or with ``all_keys`` of
       all; a key that is missing is None, as NaN is, and others are ignored. Values: those of JSON.
     - Parquet, and folders of ``Dataset.save_to_disk``: values as in JSON (:func:`plain`). The
-      number of a class of a ``ClassLabel``, alone or in a list, is replaced by the name of the class, and -1 by None.
+      number of a class of a ``ClassLabel``, also in a list or object, is replaced by the name of the class, and -1 by None.
 
     Attributes:
         form: the kind, for people: also that the quotes of TSV are ordinary characters, where that was found.
@@ -270,10 +270,9 @@ def arrow_rows(
     with open_arrow(path, columns) as (schema, num_rows, batches):
         metadata = parse_json((schema.metadata or {}).get(b"huggingface", b"{}"))
         features = metadata.get("info", {}).get("features", {})
-        classes = {name: _class_names(features.get(name)) for name in schema.names}
         for batch in batches:
             batch.validate(full=True)  # offsets that lead out of a damaged file would end the process
-            for row in _plain_rows(batch, classes):
+            for row in _plain_rows(batch, features):
                 number += 1
                 yield number, row
             done = size * number // num_rows if num_rows else 0
@@ -282,7 +281,7 @@ def arrow_rows(
     on_read(size - reported)
 
 
-def _plain_rows(batch: Any, classes: dict[str, list[str] | None]) -> Iterator[dict[str, Any]]:
+def _plain_rows(batch: Any, features: dict[str, Any]) -> Iterator[dict[str, Any]]:
     import pyarrow
 
     values = []
@@ -292,31 +291,31 @@ def _plain_rows(batch: Any, classes: dict[str, list[str] | None]) -> Iterator[di
             column = column.cast(pyarrow.timestamp(kind.unit, "UTC"))  # any machine knows this zone
         if pyarrow.types.is_timestamp(kind) or pyarrow.types.is_date(kind) or pyarrow.types.is_time(kind):
             column = column.cast(pyarrow.string())  # Python has no nanoseconds, and few years
-        names = classes[name]
-        values.append([plain(cell) if names is None else _with_names(cell, names) for cell in column.to_pylist()])
+        values.append([_with_names(cell, features.get(name)) for cell in column.to_pylist()])
     for cells in zip(*values, strict=True):
         yield dict(zip(batch.schema.names, cells, strict=True))
 
 
-def _class_names(feature: Any) -> list[str] | None:
-    """Return the names of a ``ClassLabel`` of datasets, or of a list of them; None for other features."""
+def _with_names(value: Any, feature: Any) -> Any:
+    """Return a cell as :func:`plain` does; ``feature``: what datasets says of it, such as the names of a ``ClassLabel``, also
+    inside of lists and objects."""
     while isinstance(feature, list) and len(feature) == 1:  # how older versions write lists
         feature = feature[0]
-    if not isinstance(feature, dict):
-        return None
-    if feature.get("_type") in ("Sequence", "List", "LargeList"):
-        return _class_names(feature.get("feature"))
-    return [str(name) for name in feature["names"]] if feature.get("_type") == "ClassLabel" else None
-
-
-def _with_names(value: Any, names: list[str]) -> Any:
+    kind = feature.get("_type") if isinstance(feature, dict) else None
+    if kind in ("Sequence", "List", "LargeList"):
+        return _with_names(value, feature.get("feature"))
     if isinstance(value, list):
-        return [_with_names(each, names) for each in value]
+        return [_with_names(each, feature) for each in value]
+    if isinstance(value, dict) and isinstance(feature, dict):
+        return plain({key: _with_names(each, feature.get(key)) for key, each in value.items()})
+    if kind != "ClassLabel":
+        return plain(value)
     if value is None or value == -1:  # what datasets writes where there is no label
         return None
+    names = feature["names"]
     if not isinstance(value, int) or not 0 <= value < len(names):
         raise ValueError(f"{value!r:.60} is not the number of one of its {len(names)} classes")
-    return names[value]
+    return str(names[value])
 
 
 def plain(value: Any) -> Any:

@@ -109,19 +109,27 @@ def stored(tmp_path_factory):
     classes = datasets.ClassLabel(names=["no", "yes"])
     types = {"text": "string", "score": "float64", "number": "int32", "words": [datasets.Value("string")]}
     types = {name: datasets.Value(kind) if isinstance(kind, str) else kind for name, kind in types.items()}
-    features = datasets.Features(types | {"label": classes, "labels": datasets.Sequence(classes)})
+    features = datasets.Features(
+        types | {"label": classes, "labels": datasets.Sequence(classes), "meta": {"is": classes}}
+    )
     rows = [
         {"text": text, "score": n / 3, "number": n, "words": [text, other], "label": n % 2, "labels": [1, 0][: n % 3]}
         for n, (text, other) in enumerate(HOSTILE * 11)
     ]
-    rows.append({"text": None, "score": None, "number": None, "words": [], "label": -1, "labels": []})
+    rows = [row | {"meta": {"is": row["label"]}} for row in rows]
+    rows.append(
+        {"meta": {"is": -1}, "text": None, "score": None, "number": None, "words": [], "label": -1, "labels": []}
+    )
     directory = tmp_path_factory.mktemp("stored")
     table = datasets.Dataset.from_list(rows, features=features)
     table.to_parquet(directory / "t.parquet", batch_size=40)
     table.save_to_disk(directory / "folder", num_shards=2)
     datasets.DatasetDict({"train": table, "dev": table}).save_to_disk(directory / "splits")
     names = {0: "no", 1: "yes", -1: None}
-    expected = [row | {"label": names[row["label"]], "labels": [names[n] for n in row["labels"]]} for row in rows]
+    expected = [
+        row | {"label": name, "labels": [names[n] for n in row["labels"]], "meta": {"is": name}}
+        for row, name in zip(rows, (names[row["label"]] for row in rows), strict=True)
+    ]
     return directory, expected
 
 
