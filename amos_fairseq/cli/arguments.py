@@ -5,9 +5,11 @@ arguments were checked: ``amos --help`` and mistakes take a fraction of a second
 """
 
 import argparse
+import difflib
+import itertools
 import math
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ import amos_fairseq
 from amos_fairseq.checkpoint_files import checkpoint_file
 from amos_fairseq.errors import UserError
 from amos_fairseq.output.terminal import say
+from amos_fairseq.recipes import did_you_mean
 
 
 def import_fairseq(
@@ -47,6 +50,22 @@ class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
         if action.default is False or action.default in (None, (), []) or "(default: " in (action.help or ""):
             return action.help
         return super()._get_help_string(action)
+
+
+class ArgumentParser(argparse.ArgumentParser):
+    """Takes no abbreviations, and names an unknown option, with one that is similar, before it misses another."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, allow_abbrev=False, **options)
+
+    def parse_known_args(self, args: Sequence[str], namespace: argparse.Namespace | None = None) -> Any:
+        takes_rest = any(action.nargs in (argparse.PARSER, argparse.REMAINDER) for action in self._actions)
+        for word in () if takes_rest else itertools.takewhile("--".__ne__, args):
+            name = word.partition("=")[0]
+            if name.startswith("--") and " " not in word and name not in self._option_string_actions:
+                similar = difflib.get_close_matches(name, self._option_string_actions, n=1, cutoff=0.75)
+                self.error(f"unrecognized arguments: {name}{did_you_mean(similar)}")
+        return super().parse_known_args(args, namespace)
 
 
 def add_subcommand(

@@ -5,7 +5,6 @@ import difflib
 import os
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
 
 from amos_fairseq.cli import (
     adapt,
@@ -25,6 +24,7 @@ from amos_fairseq.cli import (
     train,
     verify,
 )
+from amos_fairseq.cli.arguments import ArgumentParser
 from amos_fairseq.errors import INTERRUPTED, UserError, report_user_errors
 from amos_fairseq.files import NO_ROOM
 from amos_fairseq.process import describe_versions
@@ -51,7 +51,7 @@ SUBCOMMANDS = (
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = ArgumentParser(
         prog="amos",
         description="Pretrain, fine-tune, export and measure text encoders: AMOS, ELECTRA, TEAMS, Electric and MLM.",
     )
@@ -78,7 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         parsed, rest = parser.parse_known_args(arguments)
         if rest:
-            refuse_unknown(parsed.parser, rest)
+            parsed.parser.error(f"unrecognized arguments: {' '.join(rest)}")
         subcommand = parsed.subcommand
         parsed.run(parsed)
         sys.stdout.flush()
@@ -106,17 +106,6 @@ def refuse_unknown_subcommand(parser: argparse.ArgumentParser, argv: Sequence[st
     if argv and not argv[0].startswith("-") and argv[0] not in names:
         similar = difflib.get_close_matches(argv[0], names, n=1)
         parser.error(f"there is no subcommand {argv[0]!r} (amos --help lists all){did_you_mean(similar)}")
-
-
-def refuse_unknown(parser: argparse.ArgumentParser, rest: Sequence[str]) -> NoReturn:
-    """Exit with the usage of a subcommand and its flags that are similar to those that it does not have."""
-    flags = [word.partition("=")[0] for word in rest if word.startswith("--")]
-    similar = [
-        name
-        for flag in flags
-        for name in difflib.get_close_matches(flag, parser._option_string_actions, n=1, cutoff=0.75)
-    ]
-    parser.error(f"unrecognized arguments: {' '.join(rest)}{did_you_mean(similar)}")
 
 
 def discard_output() -> None:

@@ -80,13 +80,19 @@ def test_a_command_that_starts_its_trainings_itself_is_no_rank(name: str, tmp_pa
     assert f"amos {name} starts its trainings itself" in error_line(capsys, main, name, *arguments.split())
 
 
-def test_a_flag_of_another_command_names_a_similar_one(capsys: pytest.CaptureFixture) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(["adapt", "folder", "text.txt", "--out", "out", "--max-update", "10"])
-    assert ended.value.code == 2
-    usage, _, line = capsys.readouterr().err.rpartition("amos adapt: error: ")
-    assert usage.startswith("usage: amos adapt ")
-    assert line == "unrecognized arguments: --max-update 10; did you mean --updates?\n"
+def test_an_unknown_flag_names_a_similar_one(capsys: pytest.CaptureFixture) -> None:
+    """Of another command, a part of one, a misspelt one; before an option that it leaves missing. A text may begin with --."""
+    for arguments, named in {
+        "adapt folder text.txt --out out --max-update 10": "amos adapt: error: unrecognized arguments: --max-update; did you "
+        "mean --updates?",
+        "tag --train a.conll --seed 3": "amos tag: error: unrecognized arguments: --seed; did you mean --seeds?",
+        "prepare text.txt --outt=out": "amos prepare text: error: unrecognized arguments: --outt; did you mean --out?",
+        "flops amos_base more": "amos flops: error: unrecognized arguments: more",
+    }.items():
+        assert error_line(capsys, main, *arguments.split()) == named
+    assert "no: no such file" in error_line(
+        capsys, main, "report", "no", "--sentence", "--- a text", reports_progress=True
+    )
     with pytest.raises(SystemExit):
         main(["clasify"])
     assert "no subcommand 'clasify' (amos --help lists all); did you mean classify?\n" in capsys.readouterr().err
