@@ -30,6 +30,10 @@ from amos_fairseq.output.terminal import progress_bar
 from amos_fairseq.text.tokenization.tokenizer import Tokenizer
 
 TOKENS_AT_ONCE = 4096  # in one forward pass
+LONGEST_TEXT, LINES_TOGETHER = (
+    1_000_000,
+    100,
+)  # characters that are encoded, several times what the losses need; a group
 
 
 class Prediction(NamedTuple):
@@ -260,10 +264,15 @@ class DepthLosses:
 
 
 def held_out_blocks(loaded: LoadedCheckpoint, text: str | None) -> Sequence[Tensor]:
-    """Return blocks without ``<s>`` of ``text``, or of the run's validation split for None."""
+    """Return blocks without ``<s>`` of ``text``, or of the run's validation split for None.
+
+    Of a long text, groups of lines at equal distances are encoded.
+    """
     size = tokens_per_block(loaded)
     if text is not None:
-        return loaded.tokens(text)[1:].split(size - 1)
+        every = math.ceil(len(text) / LONGEST_TEXT) or 1
+        lines = (line for i, line in enumerate(text.split("\n")) if i // LINES_TOGETHER % every == 0)
+        return loaded.tokens("\n".join(lines))[1:].split(size - 1)
     path = validation_split(loaded)
     require_split(path, "give a held-out text with --text FILE")
     return read_blocks(path, loaded.dictionary, size, str(loaded.task.get("sample_break_mode") or "none"))

@@ -214,6 +214,16 @@ def test_losses_equal_a_naive_loop(tmp_path, separate, monkeypatch):
         assert depth_losses.recall == pytest.approx(np.mean([loss < math.log(2) for loss in losses]))
 
 
+def test_of_a_long_text_lines_at_equal_distances_are_encoded(tmp_path, monkeypatch):
+    """Every fourth group of ten, in their order; all of a shorter text."""
+    loaded, lines = load(tmp_path), [[*CORPUS[1:], "the fox"][i % 3] for i in range(95)]
+    monkeypatch.setattr(inspection, "LINES_TOGETHER", 10)
+    for parts, shown in ((4, [*lines[:10], *lines[40:50], *lines[80:90]]), (1, lines)):
+        monkeypatch.setattr(inspection, "LONGEST_TEXT", math.ceil(len("\n".join(lines)) / parts))
+        blocks = held_out_blocks(loaded, "\n".join(lines))
+        assert torch.cat(list(blocks)).tolist() == loaded.tokens("\n".join(shown))[1:].tolist()
+
+
 def test_every_sample_is_one_token_and_every_logit_is_minus_one(tmp_path):
     """By hand: -log P(replaced) = log(1 + e), at masked tokens that are not the sampled one."""
     loaded = load(tmp_path)
