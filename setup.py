@@ -90,10 +90,11 @@ setup(
             "sentence-transformers>=5,<6",
             "pyarrow>=14.0.1",
             "datasets",
+            "amos_fairseq[docs]",  # a test builds the site
         ],
         # Tables as Parquet and as folders of datasets, GLUE. Older versions run code of a file's schema (CVE-2023-47248).
         "data": ["pyarrow>=14.0.1", "datasets"],
-        "docs": ["mkdocs>=1.6", "mkdocs-material>=9", "mkdocstrings[python]>=0.26"],
+        "docs": ["mkdocs>=1.6,<2", "mkdocs-material>=9", "mkdocstrings[python]>=0.26"],
         "fastbpe": ["fastBPE==0.1.0"],  # a test compares with it; compiled by Cython, so with --no-build-isolation
         "completion": ["argcomplete>=3"],  # eval "$(register-python-argcomplete amos)" in the shell's start file
         "wandb": ["wandb"],

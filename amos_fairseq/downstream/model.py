@@ -255,7 +255,8 @@ class TextModel(FineTunedModel):
         Args:
             src_tokens: [B,T] int64.
             lengths: see :meth:`extract_features`.
-            src_lengths, features_only: arguments of fairseq's own encoders, without effect.
+            src_lengths: an argument of fairseq's own encoders, without effect.
+            features_only: another one.
         """
         states = self.extract_features(src_tokens, lengths)
         if classification_head_name is None:

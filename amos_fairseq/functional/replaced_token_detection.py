@@ -88,7 +88,8 @@ def state_spread(count: float, total: Tensor, products: Tensor) -> StateSpread:
 
     Args:
         count: N.
-        total, products: :func:`state_sums`.
+        total: [D], the first of ``state_sums``.
+        products: [D,D], the second.
 
     Returns:
         nan for what is not defined: everything without states, the last two where all states are equal.

@@ -179,9 +179,11 @@ def export(
     """Write the folder ``out``, completely or not at all.
 
     Args:
-        checkpoint, tokenizer: see :func:`~amos_fairseq.checkpoints.read.load_checkpoint`.
+        checkpoint: see ``load_checkpoint``.
+        tokenizer: as ``checkpoint``.
         out: the folder to write; with ``force`` an existing exported folder is replaced.
-        part, head: see :func:`~amos_fairseq.hugging_face.parts.choose_part`.
+        part: see ``choose_part``.
+        head: as ``part``.
         check: load the folder and compare it with the checkpoint.
 
     Returns:

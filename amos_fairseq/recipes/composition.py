@@ -56,7 +56,9 @@ def compose_with_hydra(
     """Return the configuration that Hydra composes, before fairseq adds its defaults and before it is resolved.
 
     Args:
-        name, overrides, config_dir: as in :func:`compose_recipe`.
+        name: as in ``compose_recipe``.
+        overrides: as there.
+        config_dir: as there.
         with_hydra_settings: include the group ``hydra`` (directories of the run).
     """
     with fairseq_defaults(name), initialize_config_dir(str(config_dir.resolve()), version_base="1.1"):

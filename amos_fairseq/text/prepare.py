@@ -15,6 +15,7 @@ import dataclasses
 import functools
 import hashlib
 import itertools
+import math
 import os
 import re
 import shlex
@@ -80,6 +81,13 @@ ADVICE = (
     "give a larger --vocab-size or --sample-megabytes",
 )
 _LIBRARIES = ("fairseq-fixed", "sentencepiece", "tokenizers")
+# What docs/start.md recommends: for texts of up to so many tokens a recipe, and the tokens that it reads.
+RECOMMENDED = (
+    (15e6, "mlm_modern_mini optimization.max_update=4000", 16_384_000),
+    (3e8, "mlm_modern_mini", 65_536_000),
+    (4e9, "electra_small", 16_384_000_000),
+    (math.inf, "amos_base", 131_072_000_000),
+)
 TRIED_LINES = 500  # of each input, by a given tokenizer
 RARE_CHARACTER = "\U0001242b"  # a numeral in cuneiform, which no vocabulary has but as bytes
 
@@ -114,10 +122,20 @@ def run(arguments: argparse.Namespace) -> None:
         (root / "corpus" / CORPUS_FILE).write_text(json_text(manifest), encoding="utf-8")
         _publish(root / "corpus", out)
     say(describe_unknown(manifest["train"], ADVICE[settings.tokenizer is None]))
-    say(f"{manifest['train']['tokens']:,} tokens to train on, {manifest['valid']['tokens']:,} to validate")
-    if not getattr(arguments, "for_adapt", False):  # which has a recipe of its own
+    counts = f"{manifest['train']['tokens']:,} tokens to train on, {manifest['valid']['tokens']:,} to validate"
+    if getattr(arguments, "for_adapt", False):  # which has a recipe of its own
+        say(counts)
+    else:
+        say(f"{counts}; {describe_recommended(manifest['train']['tokens'])}")
         data = shlex.quote(f"task.data={manifest['task_data']}")
         say(f"done: train with {data} (fairseq-train DATA); counts and hashes in {out}/{CORPUS_FILE}")
+
+
+def describe_recommended(num_tokens: int) -> str:
+    """Return how often the recipe that docs/start.md recommends reads a text of ``num_tokens``."""
+    recipe, num_read = next((recipe, read) for most, recipe, read in RECOMMENDED if num_tokens <= most)
+    times = num_read / max(1, num_tokens)
+    return f"amos train {recipe} reads them {f'{times:,.0f}' if times >= 10 else f'{times:.2g}'} times"
 
 
 def _describe_inputs(paths: list[Path]) -> list[dict[str, Any]]:

@@ -4,6 +4,7 @@ import ast
 import importlib
 import re
 import shlex
+import sys
 from functools import cache
 from pathlib import Path
 
@@ -90,6 +91,14 @@ def test_readme_is_short_and_every_page_is_in_the_navigation():
     assert sorted(listed) == sorted(str(page.relative_to("docs")) for page in PAGES)
     tasks = [page for page in listed if not page.startswith("api/") and page != "index.md"]
     assert not [page for page in tasks if f"]({page})" not in text_of(Path("docs/index.md"))]
+
+
+@pytest.mark.slow
+def test_the_site_is_built_without_a_warning(tmp_path: Path):
+    for module in ("mkdocs", "material", "mkdocstrings_handlers.python"):  # the extra docs
+        pytest.importorskip(module)
+    result = run_process([sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", tmp_path / "site"])
+    assert result.returncode == 0, result.stderr
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page.parts[1] == "api"], ids=str)

@@ -16,6 +16,7 @@ from fairseq_cli import preprocess
 from hugging_face_folders import train_wordpiece
 from preparing import prepare
 from synthetic_corpus import DOCUMENTS, encode_naively, file_bytes, make_task, read_binarized, shard_directories
+from tiny_runs import ROOT
 from tokenizer_text import word_level_directory
 
 from amos_fairseq.cli.main import build_parser
@@ -25,8 +26,10 @@ from amos_fairseq.downstream.texts.prepare import write_tables
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import file_sha256
 from amos_fairseq.inputs.rows import Tables
+from amos_fairseq.recipes import packaged_costs
 from amos_fairseq.text import split as text_split
 from amos_fairseq.text.encoding import END_ID, encode_documents, start_encoding_process
+from amos_fairseq.text.prepare import RECOMMENDED, describe_recommended
 from amos_fairseq.text.tokenization import load_tokenizer
 from amos_fairseq.text.vocabulary import learn_tokenizer
 
@@ -99,9 +102,22 @@ def test_a_document_a_line(tmp_path, capsys):
     assert f"prepare: {inputs[2]}: 1 documents; left out: 2 without a text in text\n" in error
     assert f"{len(lines) + 1:,} documents of {len(lines) + 1:,} paragraphs" in error
     manifest = json.loads((tmp_path / "out" / "corpus.json").read_text(encoding="utf-8"))
+    assert f"validate; {describe_recommended(manifest['train']['tokens'])}\n" in error
     found = [[record[name] for name in ("documents", "without_text")] for record in manifest["inputs"]]
     assert found == [[300, 0], [len(lines) - 300, 0], [1, 2]]
     assert 0.005 <= manifest["valid"]["bytes"] / (manifest["valid"]["bytes"] + manifest["train"]["bytes"]) <= 0.01
+
+
+def test_the_recommended_recipes_are_those_of_the_page():
+    costs, page = packaged_costs(), (ROOT / "docs/start.md").read_text(encoding="utf-8")
+    for _, recipe, num_read in RECOMMENDED:
+        name, _, updates = recipe.partition(" optimization.max_update=")
+        assert num_read * costs[name]["max_update"] == costs[name]["tokens"] * int(updates or costs[name]["max_update"])
+        assert f"`{name}`" in page
+        assert not updates or f"`optimization.max_update={updates}`" in page
+    short = "amos train mlm_modern_mini optimization.max_update=4000 reads them 1.2 times"
+    assert describe_recommended(14_000_000) == short
+    assert describe_recommended(10**9) == "amos train electra_small reads them 16 times"
 
 
 def test_same_bytes_for_two_processes(corpus, tmp_path, monkeypatch):
