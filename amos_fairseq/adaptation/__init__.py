@@ -27,6 +27,7 @@ OPTIONS = {
     "dataset.batch_size": "--batch-size",
     "lr_scheduler.minutes": "--minutes",
     "model.generator_checkpoint": "--generator",
+    "optimization.max_epoch": "--updates",
     "optimization.max_update": "--updates",
     "task.data": "TEXT",
     "task.started_from": "MODEL",

@@ -26,8 +26,8 @@ class WarmupStableDecayConfig(FairseqDataclass):
     total_num_update: float = field(
         default=II("optimization.max_update"),
         metadata={
-            "help": "update at which the decay ends; with --minutes, the warm-up is the share --warmup-updates / "
-            "--total-num-update of the time",
+            "help": "update at which the decay ends, with --max-epoch 0 for the last one; with --minutes, the warm-up is the "
+            "share --warmup-updates / --total-num-update of the time",
             "range": "0 or more",
         },
     )
@@ -58,16 +58,18 @@ class WarmupStableDecay(FairseqLRScheduler):
         update_seconds: what updates took when that was estimated.
         decay_start: update at which a branch has begun; None if this is no branch.
         ended_minutes: budget that the run has used up; 0 before.
+        overflows: updates that ``--fp16`` has left out; they are part of an epoch.
     """
 
     STATE = ("seconds", "validation_seconds", "save_seconds", "update_seconds", "update_phase", "decay_start")
-    STATE += ("ended_minutes",)
+    STATE += ("ended_minutes", "overflows")
 
     def __init__(self, cfg: WarmupStableDecayConfig, optimizer: FairseqOptimizer):
         super().__init__(cfg, optimizer)
         self.seconds = self.validation_seconds = self.save_seconds = self.update_seconds = self.ended_minutes = 0.0
         self.update_phase: int | None = None  # in which update_seconds was measured, of a run with phases
         self.decay_start: int | None = None
+        self.overflows = 0
 
     @property
     def has_ended(self) -> bool:

@@ -37,11 +37,12 @@ from amos_fairseq.run.kernels import Determinism, Kernels, Memory
 from amos_fairseq.run.precision import Precision, PrecisionSettings
 from amos_fairseq.run.progress import MetricsLog, Progress
 from amos_fairseq.run.resume import Resume
-from amos_fairseq.run.schedule import Phases, TimeBudget
+from amos_fairseq.run.schedule import Epochs, Phases, TimeBudget
 from amos_fairseq.setting_checks import check_config, check_configuration, check_flags
 
 HOOKS: tuple[type[Hook], ...] = (
     Determinism,  # before anything computes on a GPU
+    Epochs,  # before Resume, which refuses a run whose learning rate has ended
     Resume,  # before Precision, which reads the checkpoint that it repairs; may refuse a run before others note its loading
     Precision,
     Signals,

@@ -69,7 +69,8 @@ class Progress(Hook):
 
     def before_epoch(self, cfg: Any, trainer: Any) -> None:
         if self.trainer is None:
-            self.trainer, self._total = trainer, cfg.optimization.max_update or None
+            self.trainer = trainer
+            self._total = getattr(trainer, "planned_updates", cfg.optimization.max_update) or None
             self._schedule = schedule_of(trainer)
             self._last_line = time.monotonic()
 

@@ -1,4 +1,4 @@
-"""How long a run trains and on which blocks: its budget of time, and its phases.
+"""How long a run trains and on which blocks: its epochs, its budget of time, and its phases.
 
 A run of a fixed time: ``amos train RECIPE --minutes 480``, ``lr_scheduler.minutes=480``, ``fairseq-train --minutes 480``.
 
@@ -10,6 +10,7 @@ tenth of the time, both are made there. The run ends when no other update fits.
 
 import itertools
 import logging
+import math
 import statistics
 import time
 from collections import deque
@@ -34,6 +35,7 @@ clock = time.monotonic
 UPDATES_OF_DURATION = 5  # the next update is expected to take as long as the longest of the last ones
 MOST_DURATIONS = 1000
 FIRST_MEASURE = 0.1  # share of the budget
+MOST_DIFFERENT = 0.1  # share of the run by which a schedule of fairseq may end elsewhere without a word; ours
 
 
 def stop_at_time_limit(cfg: Any) -> None:
@@ -45,6 +47,65 @@ def stop_at_time_limit(cfg: Any) -> None:
     if minutes and cfg.optimization.max_update:
         cfg.lr_scheduler.total_num_update = cfg.lr_scheduler.total_num_update
         cfg.optimization.max_update = 0
+
+
+class Epochs(Hook):
+    """The length of a run with ``max_epoch``, over which go the learning rate and all else that follows ``max_update``.
+
+    The warm-up of a recipe is a share of its ``max_update``; flags and words of the command line name its updates.
+    """
+
+    def before_launch(self, cfg: Any) -> None:
+        schedule, planned = cfg.lr_scheduler, cfg.optimization.max_update
+        is_ours = OmegaConf.select(schedule, "_name") == "warmup_stable_decay"
+        names_updates = not HydraConfig.initialized() or typed("lr_scheduler.warmup_updates=")
+        if cfg.optimization.max_epoch and is_ours and names_updates and schedule.total_num_update == planned:
+            schedule.total_num_update = 0  # no end, of which the warm-up would be a share
+
+    def after_load(self, cfg: Any, trainer: Any, epoch_itr: Any, extra_state: Any) -> None:
+        settings, schedule, model = trainer.cfg, schedule_of(trainer), trainer.get_model()
+        if not settings.optimization.max_epoch or not (left := updates_left(trainer, epoch_itr)):
+            return
+        done, planned = trainer.get_num_updates() + getattr(schedule, "overflows", 0), settings.optimization.max_update
+        trainer.planned_updates = length = min(done + left, planned or math.inf)
+        for section in (settings.model, settings.task, trainer.task.cfg, getattr(model, "cfg", None), *model.modules()):
+            if getattr(section, "max_update", 0):
+                section.max_update = length
+        of_rate = getattr(schedule, "cfg", settings.lr_scheduler)
+        if schedule is not None and of_rate.total_num_update in (0, planned):
+            of_rate.warmup_updates = math.ceil(of_rate.warmup_updates * length / (of_rate.total_num_update or length))
+            of_rate.total_num_update = length
+            trainer.lr_step_update()
+        warmup, end = (getattr(of_rate, name, 0) or 0 for name in ("warmup_updates", "total_num_update"))
+        text = f"the run ends at update {length:,}, the warm-up of its learning rate at {warmup:,}"
+        if warmup >= length or (end and abs(end - length) > MOST_DIFFERENT * length):
+            text += f", the decay at {end:,.0f}: give --warmup-updates and --total-num-update (of lr_scheduler) for {length:,}"
+        if distributed_utils.get_global_rank() == 0:
+            logger.log(logging.WARNING if "give" in text else logging.INFO, text)
+
+    def after_update(self, trainer: Any, logged: dict[str, Any] | None) -> None:
+        if logged is None and (schedule := schedule_of(trainer)) is not None:
+            schedule.overflows += 1
+
+
+def updates_left(trainer: Any, epoch_itr: Any) -> int:
+    """Return the number of updates until the end of ``max_epoch``. Other shards and other ``update_freq`` are opened for it."""
+    optimization, task, first = trainer.cfg.optimization, trainer.task, epoch_itr.next_epoch_idx
+    is_sharded, datasets = task.has_sharded_data(trainer.cfg.dataset.train_subset), dict(task.datasets)
+    left, iterator = 0, epoch_itr
+    for epoch in range(first, optimization.max_epoch + 1):
+        if epoch > first and (is_sharded or len(set(optimization.update_freq)) > 1):
+            iterator = trainer.get_train_iterator(epoch, load_dataset=is_sharded, disable_iterator_cache=True)
+        batches = len(iterator) - epoch_itr.iterations_in_epoch * (epoch == first)
+        left += math.ceil(batches / optimization.update_freq[min(epoch, len(optimization.update_freq)) - 1])
+    task.datasets.update(datasets)
+    return left
+
+
+def typed(start: str) -> list[str]:
+    """Return what the command line of Hydra has that begins with ``start``."""
+    overrides = HydraConfig.get().overrides.task if HydraConfig.initialized() else []
+    return [each.lstrip("+") for each in overrides if each.lstrip("+").startswith(start)]
 
 
 class TimeBudget(Hook):
@@ -162,7 +223,7 @@ def check(cfg: Any) -> None:
     """Refuse settings of the schedule that contradict each other."""
     schedule, optimization = cfg.lr_scheduler, cfg.optimization
     total, warmup = schedule.total_num_update, schedule.warmup_updates
-    if not schedule.minutes and 0 < total <= warmup:
+    if not (schedule.minutes or optimization.max_epoch) and 0 < total <= warmup:
         logger.warning(
             f"the learning rate reaches {total / warmup:.2g} of its peak and never falls: the warm-up has {warmup} of "
             f"{total:g} updates; give a smaller lr_scheduler.warmup_updates (--warmup-updates)"
@@ -175,9 +236,9 @@ def check(cfg: Any) -> None:
             f"optimization.lr (--lr) {list(optimization.lr)}: warmup_stable_decay has one peak, give one rate",
         ),
         (
-            not schedule.minutes and total <= 0 and decays,
-            "lr_scheduler.total_num_update (--total-num-update) is 0: give optimization.max_update (--max-update), or "
-            "lr_scheduler.minutes (--minutes)",
+            not (schedule.minutes or optimization.max_epoch) and total <= 0 and decays,
+            "lr_scheduler.total_num_update (--total-num-update) is 0: give optimization.max_update (--max-update), max_epoch "
+            "or lr_scheduler.minutes (--minutes)",
         ),
         (
             schedule.minutes and limits,
@@ -197,9 +258,7 @@ def check(cfg: Any) -> None:
 def other_limits(optimization: Any) -> list[str]:
     """Return the settings, beside a time, that would end a run."""
     limits = [name for name in ("max_update", "max_epoch", "stop_time_hours") if optimization[name]]
-    overrides = HydraConfig.get().overrides.task if HydraConfig.initialized() else []
-    typed = [override.lstrip("+") for override in overrides]
-    return limits + [each for each in typed if each.startswith("optimization.max_update=") and each[-2:] != "=0"]
+    return limits + [each for each in typed("optimization.max_update=") if each[-2:] != "=0"]
 
 
 class Phases(Hook):
@@ -229,7 +288,10 @@ class Phases(Hook):
                 f"the last phase has blocks of {longest} tokens, and the model --max-positions {model_length}: give the model "
                 "as many",
             ),
-            (not updates and not timed, "they are shares of --max-update or --minutes: give one"),
+            (
+                bool(cfg.optimization.max_epoch) or not (updates or timed),
+                "they are shares of --max-update or --minutes: give one of these, and no --max-epoch",
+            ),
             (
                 updates and len({*starts, updates}) <= len(phases),
                 f"a phase has no update of the {updates:,}: give it a larger share, or leave it out",

@@ -27,9 +27,11 @@ def only_progress(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def test_the_time_of_the_run_is_told_after_twenty_measured_updates(caplog, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What fairseq's ``train`` does: 30 updates of 0.1 s each but for the first ones; update n has the loss n."""
-    cfg = OmegaConf.create({"optimization": {"max_update": 10_022, "max_epoch": 0}})
+    """What fairseq's ``train`` does: 30 updates of 0.1 s each but for the first ones; update n has the loss n. Epochs end the
+    run before max_update does."""
+    cfg = OmegaConf.create({"optimization": {"max_update": 20_000, "max_epoch": 1}})
     trainer, now = SimpleNamespace(get_num_updates=lambda: trainer.updates, cfg=cfg, updates=0), [0.0]
+    trainer.planned_updates = 10_022
     monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
 
     def train(*arguments: Any) -> tuple[list[None], bool]:

@@ -15,11 +15,12 @@ from rank_functions import succeed_on_two_ranks
 
 from amos_fairseq import root_logger_kept
 from amos_fairseq.errors import UserError
+from amos_fairseq.modules.mixture import MixtureWeights
 from amos_fairseq.optim.warmup_stable_decay import WarmupStableDecay, WarmupStableDecayConfig
 from amos_fairseq.recipes.composition import compose_with_hydra
 from amos_fairseq.run import hooks, schedule
 from amos_fairseq.run.resume import finished, refusal
-from amos_fairseq.run.schedule import TimeBudget
+from amos_fairseq.run.schedule import Epochs, TimeBudget
 
 PEAK, BUDGET, WARMUP = 0.5, 600.0, 0.1  # seconds; share
 UPDATE, VALIDATION, SAVE = 2.0, 15.0, 5.0  # seconds
@@ -280,6 +281,54 @@ def test_time_replaces_the_updates_of_a_recipe_before_other_settings_follow_them
         schedule.stop_at_time_limit(cfg)
         found = cfg.optimization.max_update, cfg.model.max_update, cfg.lr_scheduler.total_num_update
         assert found == (0, 0, 1750)
+
+
+class Epoch(list):
+    """Ten batches of an epoch; of the second one, which is resumed, four are done."""
+
+    def __init__(self, is_resumed: bool) -> None:
+        super().__init__(range(10))
+        self.next_epoch_idx, self.iterations_in_epoch = (2, 4) if is_resumed else (1, 0)
+
+
+@pytest.mark.parametrize("is_resumed", [False, True])
+@pytest.mark.parametrize(
+    ("words", "max_update", "end", "expected"),
+    [
+        ([], 100, 100, (30, 3, 30)),  # a recipe's warm-up is a share
+        (["lr_scheduler.warmup_updates=10"], 100, 100, (30, 10, 30)),
+        (None, 100, 100, (30, 10, 30)),  # flags
+        ([], 0, 0, (30, 10, 30)),
+        ([], 20, 20, (20, 10, 20)),  # ends the run before the epochs do
+        ([], 100, 60, (30, 10, 60)),  # an end of its own remains, and is said
+    ],
+)
+def test_three_epochs_of_ten_updates(words, max_update, end, expected, is_resumed, monkeypatch, caplog) -> None:
+    caplog.set_level("INFO")
+    hydra = SimpleNamespace(initialized=lambda: words is not None)
+    hydra.get = lambda: SimpleNamespace(overrides=SimpleNamespace(task=words))
+    monkeypatch.setattr(schedule, "HydraConfig", hydra)
+    cfg = settings(warmup_updates=10, total_num_update=end)
+    of_run = {"max_update": max_update, "max_epoch": 3, "update_freq": [1]}
+    follows = {"model": {"max_update": max_update}, "task": {}, "dataset": {"train_subset": "train"}}
+    cfg = OmegaConf.merge(cfg, {"optimization": of_run}, follows)
+    for hook in (Epochs(), TimeBudget()):
+        hook.before_launch(cfg)
+    task = SimpleNamespace(cfg=cfg.task, datasets={}, has_sharded_data=lambda split: False)
+    model = MixtureWeights("layer_switch", 2, 4, max_update=max_update or 1)
+    trainer = SimpleNamespace(cfg=cfg, lr_scheduler=make_schedule(cfg), task=task, get_model=lambda: model)
+    trainer.get_num_updates = lambda: 12 * is_resumed
+    trainer.lr_step_update = lambda: trainer.lr_scheduler.step_update(trainer.get_num_updates())
+    for _ in range(2 * is_resumed):
+        Epochs().after_update(trainer, None)  # has been left out after an overflow
+    Epochs().after_load(None, trainer, Epoch(is_resumed), None)
+    rate = trainer.lr_scheduler.cfg
+    assert (trainer.planned_updates, rate.warmup_updates, rate.total_num_update) == expected
+    assert {cfg.model.max_update, model.max_update} <= {expected[0], *[0, 1] * (not max_update)}
+    assert caplog.records[-1].levelname == ("WARNING" if expected[2] == 60 else "INFO")
+    assert (
+        "the decay at 60: give --warmup-updates and --total-num-update (of lr_scheduler) for 30" in caplog.text
+    ) == (end == 60)
 
 
 def test_a_warm_up_longer_than_the_run_is_said(caplog) -> None:

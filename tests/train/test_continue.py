@@ -111,6 +111,29 @@ def test_a_branch_decays_from_the_constant_part(binarized_corpus: Path, tmp_path
     assert_same_run(killed, branch)
 
 
+def test_the_schedule_of_epochs_ends_with_the_last_one(binarized_corpus: Path, tmp_path: Path) -> None:
+    """Three epochs of different shards and updates on two ranks; the last update is that at which fairseq ends them."""
+    small, whole = tmp_path / "small", tmp_path / "whole"
+    shutil.copytree(binarized_corpus, small)
+    for ending in ("bin", "idx"):
+        shutil.copy(small / f"valid.{ending}", small / f"train.{ending}")
+    flags = "--lr-scheduler warmup_stable_decay --max-update 0 --total-num-update 0 --max-epoch 3 --update-freq 1,1,2"
+    flags += " --batch-size 8 --save-interval-updates 1 --save-interval 9 --validate-interval 9"
+    command = flags_command(f"{binarized_corpus}:{small}", whole, *flags.split())
+    text = run_to_end(command, tmp_path / "whole.log", num_ranks=2)
+    last, peak = num_updates(whole), 0.002
+    assert f"the run ends at update {last}, the warm-up of its learning rate at 2\n" in text
+    logged = [each for each in records(whole) if each["split"] == "train"]
+    assert {each["bsz"] for each in logged} == {16, 32}, "two sizes of updates"
+    rates = {each["update"]: each["lr"] for each in logged}
+    assert rates == pytest.approx({n: peak * min(n / 2, (last - n) / (last - 2)) for n in range(1, last + 1)})
+
+    killed = killed_at(last - 2, whole, tmp_path / "killed")
+    again = [str(killed) if part == str(whole) else part for part in command]
+    run_to_end(again, tmp_path / "again.log", num_ranks=2)
+    assert_same_run(killed, whole)
+
+
 def test_a_run_of_minutes_ends_in_time(binarized_corpus: Path, tmp_path: Path) -> None:
     """Twelve seconds, two thirds with blocks of 8 tokens; stopped once, it goes on. The lines count the minutes."""
     flags = ["--lr-scheduler", "warmup_stable_decay", "--minutes", "0.2", "--max-update", "0"]
