@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import signal
 import stat
 import sys
@@ -25,6 +26,9 @@ EXIT_CODES = {
     signal.SIGINT: INTERRUPTED,
 }
 
+SAVE_DIR_OPTION = (
+    "AMOS_SAVE_DIR_OPTION"  # in the environment of a training: how the command that started it calls the place
+)
 LONGEST_LINE = 2000  # characters of a message
 
 
@@ -54,6 +58,8 @@ def one_line(text: str) -> str:
     The middle of a long text is left out: it is a value of a file. The advice at the end stays.
     """
     line = printable(" ".join(text.split()))
+    if option := os.environ.get(SAVE_DIR_OPTION):
+        line = re.sub(r"--save-dir( \(checkpoint\.save_dir\))?", option, line)
     half = LONGEST_LINE // 2
     return line if len(line) <= LONGEST_LINE else f"{line[:half]} ... {line[-half:]}"
 

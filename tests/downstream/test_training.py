@@ -10,6 +10,7 @@ import pytest
 from forked_command import IMPORTED, ForkedCommand
 from tiny_runs import ROOT, wait_until
 
+from amos_fairseq.errors import SAVE_DIR_OPTION, one_line, save_dir_not_writable
 from amos_fairseq.experiments.benchmark import RunFailed, Stopped
 from amos_fairseq.experiments.runner import environment, train
 
@@ -109,7 +110,7 @@ def test_a_training_saves_and_ends_when_its_parent_is_killed(tmp_path):
 
 def test_variables_of_a_training(monkeypatch):
     """Its own GPU, or none: fairseq takes the number of visible GPUs as that of ranks, and refuses them with ``--cpu``. No
-    launcher. On the CPU the cores are shared, unless their number is given."""
+    launcher. On the CPU the cores are shared, unless their number is given. Errors name the option of the command."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5")
     monkeypatch.setenv("WORLD_SIZE", "8")
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))  # of a machine that may have more
@@ -120,3 +121,7 @@ def test_variables_of_a_training(monkeypatch):
     assert environment("cpu", 3)["OMP_NUM_THREADS"] == "2"
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
     assert environment("cpu", 3)["OMP_NUM_THREADS"] == "7"
+    error = save_dir_not_writable("out/run", PermissionError(13, "Permission denied"))
+    assert one_line(str(error)).endswith("permit writing, or give another --save-dir (checkpoint.save_dir)")
+    monkeypatch.setenv(SAVE_DIR_OPTION, environment("cpu", 1)[SAVE_DIR_OPTION])
+    assert one_line(str(error)).endswith("permit writing, or give another --out")
