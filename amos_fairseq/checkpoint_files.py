@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import errno
+import itertools
 import pickle
 import re
 import shlex
@@ -27,11 +28,22 @@ from amos_fairseq.untrusted import (
 
 HEADS = "heads"  # in the state of a task
 HEAD_KINDS = ("classes", "labels", "number", "words", "spans", "trees")
+# One of them makes a folder a model of Hugging Face's tools, or what their users take for one.
+_HUGGING_FACE = (
+    *("config.json", "modules.json", "adapter_config.json"),
+    *("checkpoint-*/config.json", "snapshots/*/config.json"),
+)
 _verified: set[tuple] = set()  # name and version of checkpoints with right checksums
 
 
 class DamagedCheckpoint(UserError):
     """The file is not a complete checkpoint: it is truncated, empty, changed, or in another format."""
+
+
+def is_hugging_face(path: Path) -> bool:
+    """Return whether ``path`` is a folder of Hugging Face's tools, and no SAVE_DIR."""
+    files = itertools.chain.from_iterable(map(path.glob, _HUGGING_FACE))
+    return next(files, None) is not None and not any(path.glob("checkpoint_*.pt"))
 
 
 def checkpoint_file(path: Path) -> Path:
@@ -41,7 +53,7 @@ def checkpoint_file(path: Path) -> Path:
         if file.is_file():
             return file
     advice = "give a checkpoint or the SAVE_DIR of a run that has saved one"
-    if (path / "config.json").is_file():
+    if is_hugging_face(path):
         advice = f"{path} is a Hugging Face model, run amos import {shlex.quote(str(path))} OUT.pt and give OUT.pt"
     elif runs := sorted(file.parent for file in path.glob("runs/**/checkpoint_*.pt")):
         advice = f"{path} holds fine-tuning results, give one of their runs, such as {runs[0]}"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from amos_fairseq.checkpoint_files import checkpoint_file
+from amos_fairseq.checkpoint_files import checkpoint_file, is_hugging_face
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import check_new_folder, joined_sha256, json_text, write_text
 from amos_fairseq.recipes import RECIPES
@@ -69,7 +69,7 @@ def weights_sha256(sources: list[str]) -> str:
     """Return the sha256 of the weights in folders of Hugging Face, runs and checkpoints; empty where one is not there."""
     files: list[Path] = []
     for path in map(Path, sources):
-        if any((path / name).is_file() for name in ("config.json", "modules.json")):
+        if is_hugging_face(path):
             files += sorted([*path.rglob("*.safetensors"), *path.rglob("pytorch_model*.bin")])
         else:
             with contextlib.suppress(UserError):

@@ -39,11 +39,17 @@ from amos_fairseq.adaptation import (
     check_settings,
     has_begun,
 )
-from amos_fairseq.checkpoint_files import DamagedCheckpoint, checkpoint_file, num_updates_of, read_header, settings_in
+from amos_fairseq.checkpoint_files import (
+    DamagedCheckpoint,
+    checkpoint_file,
+    is_hugging_face,
+    num_updates_of,
+    read_header,
+    settings_in,
+)
 from amos_fairseq.checkpoints.read import newly_initialized, read_state
 from amos_fairseq.errors import SAVE_DIR_OPTION, UserError, explain_os_errors, handled_signals
 from amos_fairseq.files import CORPUS_FILE, TOKENIZER_DIRECTORY, write_text
-from amos_fairseq.hugging_face.config import CONFIG_FILE
 from amos_fairseq.hugging_face.import_folder import (
     default_arch,
     find_encoder,
@@ -316,7 +322,7 @@ def write_recipe(
 def read_start(source: str, folder: Path, objective: str, tokenizer: str = "") -> Start:
     """Return a checkpoint of this package; a folder of Hugging Face becomes one in ``folder``."""
     path = Path(source)
-    is_folder = (find_encoder(path)[0] / CONFIG_FILE).is_file()
+    is_folder = is_hugging_face(path)
     file = import_model(path, folder, objective, tokenizer) if is_folder else checkpoint_file(path)
     state = read_state(file)
     problem = (

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import amos_fairseq
-from amos_fairseq.checkpoint_files import checkpoint_file
+from amos_fairseq.checkpoint_files import checkpoint_file, is_hugging_face
 from amos_fairseq.errors import UserError
 from amos_fairseq.output.terminal import say
 from amos_fairseq.recipes import did_you_mean
@@ -28,7 +28,7 @@ def import_fairseq(
     for path in inputs:
         if path is not None and not Path(path).exists():
             raise UserError(f"{path}: no such file or folder")
-    if checkpoint is not None:
+    if checkpoint is not None and not is_hugging_face(Path(checkpoint)):
         checkpoint_file(Path(checkpoint))
     if name is not None:
         say(f"reading {checkpoint}", name)
@@ -106,9 +106,9 @@ def add_checkpoint(
     parser: argparse.ArgumentParser,
     chosen_in_run: str = "its last checkpoint, or the best one where fine-tuning kept only that",
 ) -> None:
-    text = f"checkpoint, or SAVE_DIR of a run ({chosen_in_run})"
+    text = f"checkpoint, or SAVE_DIR of a run ({chosen_in_run}), or a Hugging Face folder"
     parser.add_argument("checkpoint", metavar="CHECKPOINT", help=text)
-    text = "tokenizer directory of the run (default: the directory tokenizer beside the checkpoint)"
+    text = "tokenizer directory of the run (default: the directory tokenizer beside the checkpoint, or the folder)"
     parser.add_argument("--tokenizer", metavar="DIR", help=text)
 
 

@@ -4,6 +4,7 @@ import argparse
 import os
 from pathlib import Path
 
+from amos_fairseq.checkpoint_files import is_hugging_face
 from amos_fairseq.cli.arguments import add_overrides, import_fairseq, number, refuse_given, refuse_ranks
 from amos_fairseq.errors import UserError
 from amos_fairseq.experiments import recipe_file
@@ -33,7 +34,7 @@ def add_arguments(
         recipe: the default of --recipe; one for own labels has one seed, those of the papers' benchmarks five.
     """
     add = parser.add_argument
-    text = "checkpoint, or SAVE_DIR of a run (its last checkpoint)"
+    text = "checkpoint, SAVE_DIR of a run (its last checkpoint), or a Hugging Face folder, which is imported into OUT/imported"
     add("--checkpoint", metavar="CKPT", required=True, help=text)
     if raw_help is not None:
         text = f"raw files, converted with the tokenizer of the checkpoint and kept in OUT/data: {raw_help}"
@@ -120,6 +121,12 @@ def start(args: argparse.Namespace) -> None:
     if getattr(args, "predict", None) is None:
         recipe_file(args.recipe)
         import_fairseq(args.checkpoint, args.subcommand, inputs)
+        if is_hugging_face(Path(args.checkpoint)):
+            from amos_fairseq.hugging_face.import_folder import import_into
+
+            args.checkpoint, lines = import_into(Path(args.checkpoint), Path(args.out) / "imported")
+            for line in lines:
+                say(line, args.subcommand)
     else:
         say(f"reading {args.checkpoint} and {args.predict}", args.subcommand)
         import_fairseq(inputs=[*inputs, args.checkpoint])

@@ -55,13 +55,13 @@ def run(arguments: argparse.Namespace) -> None:
     import torch
 
     from amos_fairseq.checkpoints.encoder import check_device
-    from amos_fairseq.checkpoints.read import load_checkpoint
+    from amos_fairseq.hugging_face.import_folder import load_model
     from amos_fairseq.probing.probe import LEARNING_RATES, ProbeSettings, run_probes
 
     device = arguments.device or ("cuda" if torch.cuda.is_available() else "cpu")
     check_device(device)
     with ending_in_one_line("it starts again", "probe"):
-        loaded = load_checkpoint(arguments.checkpoint, arguments.tokenizer)
+        loaded = load_model(arguments.checkpoint, arguments.tokenizer)
         loaded.model.to(device)
         lr = arguments.lr or LEARNING_RATES[arguments.classifier]
         settings = ProbeSettings(arguments.classifier, lr, updates=arguments.updates)

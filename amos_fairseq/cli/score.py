@@ -40,13 +40,13 @@ def run(arguments: argparse.Namespace) -> None:
     texts = arguments.pairs or ([] if arguments.file == "-" else [arguments.file])
     import_fairseq(arguments.checkpoint, inputs=[*texts, arguments.tokenizer])
     from amos_fairseq.checkpoints.encoder import check_device
-    from amos_fairseq.checkpoints.read import load_checkpoint
+    from amos_fairseq.hugging_face.import_folder import load_model
     from amos_fairseq.scoring.lines import score_file
     from amos_fairseq.scoring.minimal_pairs import score_pairs
     from amos_fairseq.scoring.token_scorers import build_token_scorer
 
     check_device(arguments.device)
-    loaded = load_checkpoint(arguments.checkpoint, arguments.tokenizer)
+    loaded = load_model(arguments.checkpoint, arguments.tokenizer)
     loaded.model.to(arguments.device)
     out = arguments.out
     if arguments.pairs is None:

@@ -12,13 +12,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from amos_fairseq.checkpoints.read import CheckpointPath, LoadedCheckpoint, load_checkpoint
+from amos_fairseq.checkpoints.read import CheckpointPath, LoadedCheckpoint
 from amos_fairseq.errors import UserError
 from amos_fairseq.experiments.records import read_result
 from amos_fairseq.files import check_new_folder, explain_write_errors, file_sha256, whole_folder
 from amos_fairseq.hugging_face import custom_code
 from amos_fairseq.hugging_face.config import CONFIG_FILE, hugging_face_config
-from amos_fairseq.hugging_face.import_folder import WEIGHTS_FILE
+from amos_fairseq.hugging_face.import_folder import WEIGHTS_FILE, load_model
 from amos_fairseq.hugging_face.parts import Part, choose_part
 from amos_fairseq.hugging_face.verify import verify_folder
 from amos_fairseq.hugging_face.weights import CUSTOM, in_their_rows, to_hugging_face
@@ -179,7 +179,7 @@ def export(
     """Write the folder ``out``, completely or not at all.
 
     Args:
-        checkpoint: see ``load_checkpoint``.
+        checkpoint: see ``load_model``.
         tokenizer: as ``checkpoint``.
         out: the folder to write; with ``force`` an existing exported folder is replaced.
         part: see ``choose_part``.
@@ -198,7 +198,7 @@ def export(
     run = Path(checkpoint)
     if run.is_dir() and (scored := read_result(run)) is not None and (run / scored.checkpoint).is_file():
         checkpoint = run / scored.checkpoint  # --keep-checkpoints, or a kill, leaves the last one beside it
-    loaded = load_checkpoint(checkpoint, tokenizer)
+    loaded = load_model(checkpoint, tokenizer)
     chosen = choose_part(loaded, part, head)
     check_output_folder(out, force)
     # transformers 5 shows a bar for each file of weights, and a table of those that a class does not read, such as the pooler.

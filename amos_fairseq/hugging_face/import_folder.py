@@ -24,8 +24,14 @@ from fairseq.models import ARCH_MODEL_REGISTRY, BaseFairseqModel
 from omegaconf import DictConfig, OmegaConf, open_dict
 from torch import Tensor
 
-from amos_fairseq.checkpoint_files import check_output_file, explain_load_errors
-from amos_fairseq.checkpoints.read import IMPORTED_FROM, dictionary_of
+from amos_fairseq.checkpoint_files import check_output_file, explain_load_errors, is_hugging_face
+from amos_fairseq.checkpoints.read import (
+    IMPORTED_FROM,
+    CheckpointPath,
+    LoadedCheckpoint,
+    dictionary_of,
+    load_checkpoint,
+)
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import (
     DICTIONARY_FILE,
@@ -97,6 +103,10 @@ class Imported:
     newly_initialized: list[str]  # parameters that got no foreign weight
     unexpected_keys: list[str]  # foreign weights that the model has no parameter for
     remarks: list[str]  # what else a user must know
+
+    @property
+    def new_modules(self) -> list[str]:
+        return sorted({name.partition(".")[0] for name in self.newly_initialized})
 
 
 @dataclass(frozen=True)
@@ -284,12 +294,16 @@ def vocabulary_remarks(symbols: list[str], ids: Tensor, num_rows: int) -> list[s
 
 def read_folder(path: Path) -> Folder:
     family, config = read_config(path / CONFIG_FILE)
+    file = weights_file(path)
+    return Folder(family, config, _read_shards(file) if file.suffix == ".json" else _read_weights(file))
+
+
+def weights_file(path: Path) -> Path:
+    """Return the file of the weights in a folder, or the index of several."""
     for name in (WEIGHTS_FILE, PICKLED_WEIGHTS_FILE):
-        file, index = path / name, path / f"{name}.index.json"
-        if file.is_file():
-            return Folder(family, config, _read_weights(file))
-        if index.is_file():
-            return Folder(family, config, _read_shards(index))
+        for file in (path / name, path / f"{name}.index.json"):
+            if file.is_file():
+                return file
     raise UserError(
         f"{path} holds neither {WEIGHTS_FILE} nor {PICKLED_WEIGHTS_FILE}, nor an index: give the whole folder"
     )
@@ -476,12 +490,41 @@ def checkpoint_state(imported: Imported, tokenizer_directory: Path) -> dict[str,
         "extra_state": {
             "metrics": {},
             "previous_training_time": 0,
-            "newly_initialized": sorted({name.partition(".")[0] for name in imported.newly_initialized}),
+            "newly_initialized": imported.new_modules,
             # Version 2 at the beginning of an epoch: fairseq then resets its meters.
             "train_iterator": {"version": 2, "epoch": 1, "iterations_in_epoch": 0, "shuffle": True},
         },
         "last_optimizer_state": None,
     }
+
+
+def import_into(path: Path, folder: Path) -> tuple[Path, list[str]]:
+    """Import the folder ``path`` to fine-tune it: return its checkpoint in a new ``folder``, and lines about it.
+
+    The same weights give a file of the same bytes, and the same versions of the libraries.
+    """
+    imported = import_folder(path)
+    with explain_write_errors(folder, "make room, or give another place"):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with whole_folder(folder, replace=True) as unfinished:
+            write(imported, unfinished / "model.pt")
+    named = ", ".join(name.replace("_", " ") for name in imported.new_modules)
+    absent = f"; it has no {named}: not needed here" if named else ""
+    left_out = [f"left out: {', '.join(imported.unexpected_keys)}"] if imported.unexpected_keys else []
+    lines = [f"{imported.source} is imported{absent}", *imported.remarks, *left_out]
+    return folder / "model.pt", lines
+
+
+def load_model(path: CheckpointPath, tokenizer: CheckpointPath | None = None) -> LoadedCheckpoint:
+    """Read a checkpoint as :func:`load_checkpoint` does; or import a folder, whose ``file`` is the one of its weights."""
+    folder = Path(path)
+    if not is_hugging_face(folder):
+        return load_checkpoint(path, tokenizer)
+    imported = import_folder(folder, tokenizer=Path(tokenizer) if tokenizer else None)
+    cfg = OmegaConf.to_container(imported.config, resolve=True, enum_to_str=True)
+    file, dictionary = weights_file(find_encoder(folder)[0]), dictionary_of(imported.tokenizer)
+    text, is_new = (dictionary, imported.tokenizer), frozenset(imported.new_modules)
+    return LoadedCheckpoint(file, imported.model.eval(), *text, cfg["task"], 0, cfg["criterion"], is_new=is_new)
 
 
 def report_lines(imported: Imported, out: Path) -> list[str]:

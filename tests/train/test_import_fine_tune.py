@@ -7,10 +7,12 @@ import pytest
 import torch
 from fairseq.data import Dictionary, indexed_dataset
 from forked_command import run_command
-from hugging_face_folders import LINES, POSITIONS, write_electra
+from hugging_face_folders import LINES, POSITIONS, write_electra, write_model
+from interrupted_run import assert_same_bits
 
 from amos_fairseq.checkpoints.read import load_checkpoint, read_state
 from amos_fairseq.cli.main import main
+from amos_fairseq.hugging_face.import_folder import load_model
 
 
 @pytest.fixture(scope="module")
@@ -90,3 +92,26 @@ def test_fairseq_continues_the_pretraining_of_both_networks(folders, tmp_path, c
     after = read_state(tmp_path / "run" / "checkpoint_last.pt")
     assert after["optimizer_history"][-1]["num_updates"] == 1
     assert_started_from(read_state(checkpoint)["model"], after["model"])
+
+
+def test_a_folder_is_a_checkpoint_of_a_command(tmp_path, capsys):
+    """As the file that ``amos import`` writes, bit for bit: what was trained from one is finished for the other."""
+    folder, file, out = tmp_path / "bert", tmp_path / "own" / "bert.pt", tmp_path / "out"
+    write_model(folder, "bert", "BertModel")
+    rows = (f"{line}\t{['odd', 'even'][number % 2]}" for number, line in enumerate(LINES))
+    (tmp_path / "rows.tsv").write_text("\n".join(["text\tlabel", *rows]), encoding="utf-8")
+    main(["import", str(folder), str(file)])
+    command = ["classify", "--train", str(tmp_path / "rows.tsv"), "--out", str(out), "--cpu", "--seeds", "1"]
+    command += ["--epochs", "1", "--min-updates", "2", "--checkpoint"]
+    main([*command, str(folder)])
+    absent = "it has no detection head, generators, mixture, mlm heads: not needed here"
+    assert re.search(rf"classify: bert \(bert, .*M\) is imported; {absent}\n", capsys.readouterr().err)
+    for checkpoint in (folder, file):
+        main([*command, str(checkpoint)])
+        assert "1 of 1 runs are already finished" in capsys.readouterr().out
+    assert (out / "imported" / "model.pt").read_bytes() == file.read_bytes()
+    ours, theirs = load_checkpoint(file), load_model(folder)
+    assert_same_bits(ours.model.state_dict(), theirs.model.state_dict(), "model")
+    for name in ("task", "criterion", "num_updates", "is_new", "heads", "parent"):
+        assert getattr(ours, name) == getattr(theirs, name), name
+    assert (theirs.file, theirs.tokenizer.sha256) == (folder / "model.safetensors", ours.tokenizer.sha256)
