@@ -26,6 +26,7 @@ from amos_fairseq.errors import UserError
 from amos_fairseq.experiments import recipe_names
 from amos_fairseq.experiments.recipes import Hyperparameters, Recipe, Schedule, load_recipe, size_for_width
 from amos_fairseq.experiments.records import (
+    LINEAR,
     NO_CONSTANTS,
     ConstantScores,
     RunResult,
@@ -248,8 +249,10 @@ class TaskRun:
 
 
 def trial_name(hyperparameters: Hyperparameters, trials: Sequence[Hyperparameters]) -> str:
-    """Return the values in which the trials differ, such as ``epochs3-lr2e-05``."""
-    all_values = [trial.as_dict() for trial in trials]
+    """Return the values in which the trials that are trained differ, such as ``epochs3-lr2e-05``; or "linear"."""
+    if hyperparameters.linear:
+        return LINEAR
+    all_values = [trial.as_dict() for trial in trials if not trial.linear]
     return "-".join(
         f"{name}{value}"
         for name, value in hyperparameters.as_dict().items()
@@ -324,7 +327,7 @@ class Benchmark(ABC):
         for task in tasks:
             data = {"task": task.name, "data_sha256": task.data_sha256, "rows": task.num_examples}
             for trial in task.trials:
-                for seed in session.seeds:
+                for seed in session.seeds[: 1 if trial.linear else None]:  # the fit has no chance in it
                     settings = origin | data | self.more_settings(task.name, seed)
                     settings["hyperparameters"] = trial.as_dict()
                     folder = session.out / "runs" / task.name / content_sha256(settings)[:IDENTITY_DIGITS]
@@ -356,8 +359,10 @@ class Benchmark(ABC):
         shown = [score for score in self.columns if any(score in summary.scores for summary in summaries.values())]
         rows = []
         for task, summary in sorted(summaries.items()):
-            cells = [format_spread(summary.scores.get(score), score) for score in shown]
-            rows.append([f"{self.label(task)}: {self.session.row_name}", *cells])
+            for trial, scores in sorted({summary.trial: summary.scores, **summary.beside}.items()):
+                cells = [format_spread(scores.get(score), score) for score in shown]
+                what = "linear model on its frozen states" if trial == LINEAR else self.session.row_name
+                rows.append([f"{self.label(task)}: {what}", *cells])
             constant = constants.get(task, NO_CONSTANTS)
             rows += [[f"{self.label(task)}: {row}", *constant.cells(row, shown)] for row in constant.scores]
         return Table(self.title, ["", *(self.columns[score] for score in shown)], rows, notes)
@@ -368,6 +373,10 @@ class Benchmark(ABC):
     def average(self, summaries: Summaries) -> dict[str, Any] | None:
         """Return name and value of the average of the main scores, where the table has one."""
         return None
+
+    def fit(self, task: str, checkpoint: Path, device: str, stop: threading.Event) -> dict[str, Tensor]:
+        """Return the fitted weights of a trial with ``linear``."""
+        raise NotImplementedError
 
     def calibrated(self, weights: dict[str, Tensor], scores: Mapping[str, float]) -> dict[str, Tensor]:
         """Return the weights that are kept of a run with these ``scores``."""

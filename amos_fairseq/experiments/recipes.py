@@ -80,6 +80,9 @@ class Hyperparameters:
     min_updates_per_label: int = setting(0, "of a table of texts: as many for each label, if that is more", COUNT)
     pooling: str = setting("first", "what the head of texts reads: the state of the first token, or the mean of all")
     freeze_encoder: bool = setting(False, "train the head alone")
+    linear: bool = setting(
+        False, "of texts: fit the output layer of a linear head to the frozen states, by scikit-learn"
+    )
     label_smoothing: float = setting(0.0, "of words: share of a label that is spread over all in training", SHARE)
     views: str = setting("", "of words: cross-view training; see SequenceTaggingConfig")
     unlabeled_start: float = setting(0.1, "of views: share of the updates before they train the encoder", SHARE)
@@ -88,6 +91,11 @@ class Hyperparameters:
     def separator(self) -> int | None:
         """Value of ``--separator-token``: a token between the texts of a pair, in addition to the first one's ``</s>``."""
         return END_ID if self.num_separators == 2 else None
+
+    def as_linear(self) -> "Hyperparameters":
+        """Return the settings of a linear model: a training of one update makes its files, then the output layer is fitted."""
+        head = {"linear": True, "head": LINEAR_HEAD, "pooling": "mean", "freeze_encoder": True}
+        return dataclasses.replace(self, **head, checkpoint="last", epochs=1, min_updates=0, dropout=0.0)
 
     def for_labels(self, number: int) -> "Hyperparameters":
         """Return the settings for a table with ``number`` labels: the head has a row for each, which few examples train."""
@@ -102,6 +110,8 @@ class Hyperparameters:
 
         ``continues_across_epochs``: examples that fill no batch at the end of an epoch begin the next one.
         """
+        if self.linear:
+            return Schedule(1, 1, 1, 1, 0)
         batches = num_examples / self.batch_size
         updates_per_epoch = batches if continues_across_epochs else math.ceil(batches)
         repetitions = max(1, math.ceil(self.min_updates / (updates_per_epoch * self.epochs)))
@@ -144,6 +154,7 @@ class Hyperparameters:
         arguments = [part for name, value in flags.items() for part in (f"--{name}", str(value))]
         arguments += ["--similar-lengths"] if self.similar_lengths else []
         arguments += ["--freeze-encoder"] if self.freeze_encoder else []
+        arguments += ["--max-update", "1"] if self.linear else []
         return arguments if self.bias_correction else [*arguments, "--no-bias-correction"]
 
 

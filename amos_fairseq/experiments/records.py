@@ -21,6 +21,7 @@ from amos_fairseq.process import version_of
 
 FORMAT = 1  # of all records
 RESULT_FILE = "result.json"
+LINEAR = "linear"  # the trial that fits a linear model to frozen states
 
 T = TypeVar("T")
 
@@ -156,19 +157,25 @@ NO_CONSTANTS = ConstantScores(0, {})
 
 @dataclass(frozen=True)
 class TaskSummary:
-    """The results of a task that the table shows: ``scores`` are those of the selected ``trial``, ``best`` is the run with the
-    highest main score of all trials."""
+    """The results of a task that the table shows: ``scores`` are those of the selected ``trial``, of ``num_trials`` that were
+    trained; ``best`` is the run with the highest main score of all trials; ``beside`` has the scores of the linear model where
+    it is not the selected trial, or else those of the best trained one."""
 
     main_score: str
     trial: str
     num_trials: int
     scores: dict[str, Spread]
     best: RunResult
+    beside: dict[str, dict[str, Spread]] = field(default_factory=dict)
 
     @classmethod
-    def of_record(cls, scores: dict[str, Any], best: dict[str, Any], **others: Any) -> "TaskSummary":
-        spreads = {name: Spread(**spread) for name, spread in scores.items()}
-        return cls(scores=spreads, best=RunResult(**best), **others)
+    def of_record(
+        cls, scores: dict[str, Any], best: dict[str, Any], beside: dict[str, Any], **others: Any
+    ) -> "TaskSummary":
+        spreads, *more = (
+            {name: Spread(**spread) for name, spread in each.items()} for each in (scores, *beside.values())
+        )
+        return cls(scores=spreads, best=RunResult(**best), beside=dict(zip(beside, more, strict=True)), **others)
 
     @property
     def main(self) -> Spread:
@@ -185,11 +192,16 @@ def summarize(results: Sequence[RunResult]) -> dict[str, TaskSummary]:
         by_task.setdefault(result.task, {}).setdefault(result.trial, []).append(result)
     summaries = {}
     for task, by_trial in by_task.items():
-        trial = max(by_trial, key=lambda name: statistics.median(result.main for result in by_trial[name]))
-        shown = by_trial[trial]
-        scores = {name: spread_of([result.scores[name] for result in shown]) for name in shown[0].scores}
+        order = sorted(by_trial, key=lambda name: -statistics.median(result.main for result in by_trial[name]))
+        trained = [name for name in order if name != LINEAR]
+        shown = [order[0], *(trained[:1] if order[0] == LINEAR else [LINEAR] * (LINEAR in by_trial))]
+        scores, *beside = (
+            {name: spread_of([result.scores[name] for result in by_trial[trial]]) for name in by_trial[trial][0].scores}
+            for trial in shown
+        )
         best = best_run([result for trial_results in by_trial.values() for result in trial_results])
-        summaries[task] = TaskSummary(best.main_score, trial, len(by_trial), scores, best)
+        beside = dict(zip(shown[1:], beside, strict=True))
+        summaries[task] = TaskSummary(best.main_score, shown[0], len(trained), scores, best, beside)
     return summaries
 
 

@@ -210,6 +210,10 @@ class Runner:
         checkpoint = run.directory / f"checkpoint_{run.hyperparameters.checkpoint}.pt"
         if not checkpoint.is_file():
             raise RunFailed(f"training ended without {checkpoint.name}")
+        if run.hyperparameters.linear:
+            fitted = benchmark.fit(task.name, checkpoint, device, self.stop)
+            with final_weights(checkpoint, None, lambda weights: weights | fitted):
+                pass
         scores = benchmark.evaluate(task.name, checkpoint, device, self.stop)
         epoch, seconds = epoch_and_seconds(run, checkpoint)
         result = RunResult(

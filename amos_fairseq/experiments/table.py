@@ -10,6 +10,7 @@ from pathlib import Path
 from amos_fairseq.errors import INTERRUPTED, UserError, explain_os_errors
 from amos_fairseq.experiments.benchmark import Benchmark, Session, Stopped, counted
 from amos_fairseq.experiments.records import (
+    LINEAR,
     NO_CONSTANTS,
     ConstantScores,
     RunResult,
@@ -125,10 +126,11 @@ def settings_in_words(session: Session) -> str:
 def schedules_in_words(benchmark: Benchmark) -> Iterator[str]:
     """Yield a line for each task of this call: rate and number of updates, and why there are so many."""
     for task in benchmark.tasks.values():
-        if len(task.trials) > 1:
-            yield f"{task.name}: {len(task.trials)} combinations of settings"
+        trials = [trial for trial in task.trials if not trial.linear]
+        if len(trials) > 1:
+            yield f"{task.name}: {len(trials)} combinations of settings"
             continue
-        settings, schedule = task.trials[0], task.trials[0].schedule(task.num_examples, task.continues_across_epochs)
+        settings, schedule = trials[0], trials[0].schedule(task.num_examples, task.continues_across_epochs)
         epochs = counted(schedule.num_epochs, "epoch")
         if schedule.repetitions > 1:
             epochs += f" ({settings.epochs}, repeated for {settings.min_updates:,} updates or more)"
@@ -160,7 +162,9 @@ def common_notes(
     if session.checkpoint.from_scratch:
         yield "random weights: only the architecture of the checkpoint, none of its weights"
     for task, summary in summaries.items():
-        if summary.num_trials > 1:
+        if summary.trial == LINEAR:
+            yield f"{labels[task]}: the linear model is best on dev: it is what is kept, predicts and is exported"
+        elif summary.num_trials > 1:
             yield (
                 f"{labels[task]}: {summary.trial}, selected from {summary.num_trials} combinations by the highest median "
                 "on the same dev set"

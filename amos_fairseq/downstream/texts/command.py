@@ -24,6 +24,7 @@ from amos_fairseq.downstream.texts.dataset import (
     read_task_record,
 )
 from amos_fairseq.downstream.texts.labeling import label_table, predict_logits, spell_predictions
+from amos_fairseq.downstream.texts.linear import MOST_ROWS, fit_head
 from amos_fairseq.downstream.texts.prepare import NAME, prepare_inside
 from amos_fairseq.downstream.texts.scores import (
     HEADINGS,
@@ -283,6 +284,9 @@ def open_classification(session: Session, data: Path) -> "Classification":
     if not (data / "input1").is_dir():  # there is nothing to separate
         trials = different(dataclasses.replace(trial, num_separators=1) for trial in trials)
     task = prepared.as_task(session.checkpoint.max_positions, trials)
+    is_small = prepared.num_train <= MOST_ROWS and not session.checkpoint.from_scratch
+    if session.recipe.name == "own_labels" and is_small:
+        task = dataclasses.replace(task, trials=(*task.trials, task.trials[0].as_linear()))
     return Classification(session, data, {NAME: prepared}, {NAME: task})
 
 
@@ -318,6 +322,11 @@ class Classification(TextBenchmark):
             yield "MSE: mean squared error, in the squared unit of the label"
         if self.kind == "classes":
             yield "ECE: expected calibration error in percent, on dev, before and after a temperature was fitted to dev"
+
+    def fit(self, task: str, checkpoint: Path, device: str, stop: threading.Event) -> dict[str, Tensor]:
+        data, loaded = self.prepared[task], load_checkpoint(checkpoint)
+        rows = data.inputs("train", self.max_positions, loaded.separator)
+        return fit_head(loaded, rows, data.labels("train"), data.kind, device, stop)
 
     def calibration(self, logits: np.ndarray, labels: np.ndarray) -> dict[str, float]:
         """Return the calibration error before and after the temperature, and the temperature, which is fitted to the rows."""
