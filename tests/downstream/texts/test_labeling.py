@@ -44,8 +44,9 @@ def test_many_labels_are_trained_for_longer(start: Path, tmp_path: Path) -> None
     """The recipe's 30 updates for each of eight labels are more than its 200."""
     train = tmp_path / "train.tsv"
     train.write_text("text\tlabel\n" + "".join(f"the dog {n}\t{'abcdefgh'[n % 8]}\n" for n in range(40)))
-    (trial,) = opened(start, tmp_path / "out", train, recipe="own_labels").tasks[NAME].trials
+    trial, linear = opened(start, tmp_path / "out", train, recipe="own_labels").tasks[NAME].trials
     assert trial.min_updates == 240
+    assert linear.schedule(40).total_updates == 1
 
 
 def test_out_is_refused_before_tables_are_converted(start: Path, tmp_path: Path) -> None:
