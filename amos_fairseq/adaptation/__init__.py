@@ -109,9 +109,7 @@ def has_begun(args: Adaptation, out: Path) -> bool:
     check_new_folder(out, may_exist=True)
     there, here = read_json(out / RECORD, OTHER_OUT, optional=True), dataclasses.asdict(args)
     for name in OF_WEIGHTS if there else ():
-        if not (
-            here[name] and there.get(name)
-        ):  # gone since the command has read them, or from before this was recorded
+        if not here[name] or not there.get(name):  # gone since, not given, or not recorded yet
             there[name] = here[name]
     if there == here:
         return (out / RECIPE).is_file()  # the recipe is written last
