@@ -267,7 +267,7 @@ def is_prose(paragraph: str) -> bool:
 def main() -> None:
     """Read the command line and write the corpus."""
     parser = argparse.ArgumentParser(
-        description=__doc__.split("\n\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
+        allow_abbrev=False, description=__doc__.split("\n\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="text file to write")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="processes that read sources")

@@ -56,7 +56,7 @@ def number(value: float | None) -> str:
 @report_user_errors()
 def main() -> None:
     """Read the command line and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(allow_abbrev=False, description=__doc__)
     parser.add_argument("save_dir", type=Path, help="SAVE_DIR of the run")
     arguments = parser.parse_args()
     records = validations(arguments.save_dir)

@@ -361,7 +361,9 @@ def parse_arguments(words: Sequence[str] | None) -> argparse.Namespace:
     class Formatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
         pass
 
-    parser = argparse.ArgumentParser(prog="bench.py", description=__doc__, formatter_class=Formatter)
+    parser = argparse.ArgumentParser(
+        allow_abbrev=False, prog="bench.py", description=__doc__, formatter_class=Formatter
+    )
     add = parser.add_argument
     add("recipe", metavar="RECIPE", help="recipe such as amos_base, path of a YAML file, checkpoint, or SAVE_DIR")
     add("--peer", dest="peers", nargs="+", action="extend", metavar="NAME", default=[], help="reference, hf, KEY=VALUE")

@@ -346,6 +346,7 @@ def between(update: TracedUpdate, start: float, end: float) -> str:
 
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
+        allow_abbrev=False,
         prog="torchrun --standalone --nproc-per-node N examples/benchmark/rank_traces.py",
         description=__doc__.split("\n\n")[0],
         formatter_class=HelpFormatter,

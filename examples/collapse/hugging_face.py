@@ -40,7 +40,9 @@ INPUTS = ("tokens", "masked_tokens", "masked_positions")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        allow_abbrev=False, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("recipe")
     parser.add_argument("--out", required=True, type=Path)
     parser.add_argument("settings", nargs="*", metavar="KEY=VALUE")

@@ -32,7 +32,9 @@ COLUMNS = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        allow_abbrev=False, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("data", metavar="DATA", help="corpus of amos prepare")
     parser.add_argument("out", metavar="OUT", type=Path)
     parser.add_argument(

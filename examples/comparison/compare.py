@@ -18,6 +18,7 @@ the end of --piece-minutes (exit status 75), the same command continues; 0 means
 
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
+        allow_abbrev=False,
         prog="examples/comparison/run.sh",
         description=DESCRIPTION,
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,

@@ -98,7 +98,9 @@ def train(model: SentenceTransformer, pairs: list[Pair], epochs: int, batch_size
 
 
 def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        allow_abbrev=False, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     add = parser.add_argument
     add("folder", metavar="FOLDER", help="what amos export wrote")
     add("--train", type=Path, metavar="TABLE", help="pairs to train on (default: do not train)")

@@ -217,7 +217,9 @@ def records() -> Iterator[dict[str, str]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Write 1,000 minimal pairs about agreement and irregular verbs.")
+    parser = argparse.ArgumentParser(
+        allow_abbrev=False, description="Write 1,000 minimal pairs about agreement and irregular verbs."
+    )
     parser.add_argument("out", metavar="OUT.jsonl", type=Path, help="file of JSON lines to write, in BLiMP's format")
     out = parser.parse_args().out
     lines = "".join(json.dumps(record) + "\n" for record in records())

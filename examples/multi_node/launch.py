@@ -88,7 +88,7 @@ def training_command(launcher: str, args: argparse.Namespace, batch: Batch) -> l
 
 
 def parse_arguments(words: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser = argparse.ArgumentParser(allow_abbrev=False, description=__doc__.split("\n\n")[0])
     parser.add_argument("--config-name", default="amos_base", help="a YAML of amos_fairseq/recipes (%(default)s)")
     parser.add_argument("--data", required=True, help="binarized corpus, visible to every node")
     parser.add_argument("--nodes", type=int, default=1, help="(%(default)s)")

@@ -298,7 +298,7 @@ def tensors_of(checkpoint: Path) -> dict[str, torch.Tensor]:
 
 @report_user_errors()
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(allow_abbrev=False, description=__doc__)
     parser.add_argument("what", choices=("updates", "resume", "graphs", "host", "weights"))
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
     parser.add_argument("--kernels", choices=("fast", "triton"), default="fast", help="model.kernels")

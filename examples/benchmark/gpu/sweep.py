@@ -461,7 +461,7 @@ def sweep(device: torch.device, out: Path, until: float) -> None:
 
 @report_user_errors()
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(allow_abbrev=False, description=__doc__.split("\n")[0])
     parser.add_argument("what", choices=("sweep", "compile"))
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
     parser.add_argument("--out", type=Path, default=Path(), help="folder of sweep.jsonl and tuned_launches.json")
