@@ -26,9 +26,8 @@ EXIT_CODES = {
     signal.SIGINT: INTERRUPTED,
 }
 
-SAVE_DIR_OPTION = (
-    "AMOS_SAVE_DIR_OPTION"  # in the environment of a training: how the command that started it calls the place
-)
+SAVE_DIR_OPTION = "AMOS_SAVE_DIR_OPTION"
+IN_OUT = {SAVE_DIR_OPTION: "--out"}  # environment of a training that a command with --out has started
 LONGEST_LINE = 2000  # characters of a message
 
 

@@ -48,7 +48,7 @@ from amos_fairseq.checkpoint_files import (
     settings_in,
 )
 from amos_fairseq.checkpoints.read import newly_initialized, read_state
-from amos_fairseq.errors import SAVE_DIR_OPTION, UserError, explain_os_errors, handled_signals
+from amos_fairseq.errors import IN_OUT, UserError, explain_os_errors, handled_signals
 from amos_fairseq.files import CORPUS_FILE, TOKENIZER_DIRECTORY, write_text
 from amos_fairseq.hugging_face.import_folder import (
     default_arch,
@@ -229,8 +229,7 @@ def train(recipe: Path) -> None:
     """Run ``amos train`` in a process that gets the signals of this one; exit with its code unless it has finished."""
     command, variables = training_command(str(recipe), divide_batch(recipe), with_parent=True)
     # Its own session: a Ctrl-C of the terminal reaches it once, from here.
-    variables[SAVE_DIR_OPTION] = "--out"
-    process = subprocess.Popen(command, env=variables, stdin=subprocess.PIPE, start_new_session=True)
+    process = subprocess.Popen(command, env=variables | IN_OUT, stdin=subprocess.PIPE, start_new_session=True)
     with handled_signals(lambda number, _: process.send_signal(number)):
         code = process.wait()
     if code:

@@ -30,15 +30,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from amos_fairseq.checkpoint_files import read_header, training_seconds_of
-from amos_fairseq.errors import (
-    EXIT_CODES,
-    INTERRUPTED,
-    REQUEUE,
-    SAVE_DIR_OPTION,
-    UserError,
-    explain_os_errors,
-    handled_signals,
-)
+from amos_fairseq.errors import EXIT_CODES, IN_OUT, INTERRUPTED, REQUEUE, UserError, explain_os_errors, handled_signals
 from amos_fairseq.experiments.benchmark import Benchmark, RunFailed, Stopped, TaskRun, counted
 from amos_fairseq.experiments.records import RunResult, best_run, in_order, package_versions, read_result, write_result
 from amos_fairseq.files import explain_write_errors, whole_file
@@ -281,8 +273,7 @@ def training_command(run: TaskRun, benchmark: Benchmark, device: str) -> list[st
 
 def environment(device: str, num_devices: int) -> dict[str, str]:
     """Return this process's environment with one visible GPU, or for the CPU with no GPU and a share of the cores."""
-    variables = {name: value for name, value in os.environ.items() if name not in LAUNCHER_VARIABLES}
-    variables[SAVE_DIR_OPTION] = "--out"
+    variables = {name: value for name, value in os.environ.items() if name not in LAUNCHER_VARIABLES} | IN_OUT
     if device.startswith("cuda:"):
         visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
         names = visible.split(",") if visible else [str(i) for i in range(torch.cuda.device_count())]

@@ -10,7 +10,7 @@ import pytest
 from forked_command import IMPORTED, ForkedCommand
 from tiny_runs import ROOT, wait_until
 
-from amos_fairseq.errors import SAVE_DIR_OPTION, one_line, save_dir_not_writable
+from amos_fairseq.errors import IN_OUT, one_line, save_dir_not_writable
 from amos_fairseq.experiments.benchmark import RunFailed, Stopped
 from amos_fairseq.experiments.runner import environment, train
 
@@ -123,5 +123,6 @@ def test_variables_of_a_training(monkeypatch):
     assert environment("cpu", 3)["OMP_NUM_THREADS"] == "7"
     error = save_dir_not_writable("out/run", PermissionError(13, "Permission denied"))
     assert one_line(str(error)).endswith("permit writing, or give another --save-dir (checkpoint.save_dir)")
-    monkeypatch.setenv(SAVE_DIR_OPTION, environment("cpu", 1)[SAVE_DIR_OPTION])
+    for name in IN_OUT:
+        monkeypatch.setenv(name, environment("cpu", 1)[name])
     assert one_line(str(error)).endswith("permit writing, or give another --out")
