@@ -40,7 +40,8 @@ def run(arguments: argparse.Namespace) -> None:
     directories = corpus_directories(shard_directories(arguments.data))
     if Vocabulary.of_corpus(directories, None).load_tokenizer() is None:
         raise UserError(
-            f"{arguments.data}: the corpus has no folder {TOKENIZER_DIRECTORY}: copy that folder again, or repeat amos prepare"
+            f"{arguments.data}: the corpus has no folder {TOKENIZER_DIRECTORY}: copy that folder again, repeat amos prepare, "
+            "or give a corpus of fairseq-preprocess the tokenizer of its text (--tokenizer)"
         )
     size = verify_files(directories)
     shards = f"{len(directories)} shard{'s' * (len(directories) > 1)}"

@@ -31,7 +31,7 @@ from amos_fairseq.files import (
 )
 from amos_fairseq.text import MASK_SYMBOL
 from amos_fairseq.text.tokenization import load_tokenizer, read_tokenizer
-from amos_fairseq.text.tokenization.tokenizer import UNK, Tokenizer, unspell_piece
+from amos_fairseq.text.tokenization.tokenizer import SPACE, UNK, Tokenizer, unspell_piece
 from amos_fairseq.untrusted import read_json
 
 logger = logging.getLogger(__name__)
@@ -149,15 +149,17 @@ def add_tokenizer(directories: list[Path], source: Path, vocabulary_file: Path |
     target = directories[0] / TOKENIZER_DIRECTORY
     if _find_tokenizer(directories, None) is not None:
         raise UserError(f"{target} exists: the corpus has its tokenizer; remove that folder to give another one")
-    tokenizer, vocabulary = read_tokenizer(source, vocabulary_file, []), Vocabulary.of_corpus(directories, None)
+    vocabulary = Vocabulary.of_corpus(directories, None)
     dictionary, text = vocabulary.load_dictionary(), open_lines(str(directories[0] / "train"), _BINARIZE_AGAIN)
+    numbers = range(min(len(text), _TRIED_LINES))
+    tried = [[dictionary[index] for index in text[number].tolist()[:-1]] for number in numbers]
+    # What SentencePiece would decode, by which its normalization is chosen.
+    tokenizer = read_tokenizer(source, vocabulary_file, ["".join(line).replace(SPACE, " ") for line in tried])
     symbols = [symbol for symbol in dictionary.symbols[dictionary.nspecial : -1] if not symbol.startswith(_PADDING)]
     pieces = set(tokenizer.dictionary_symbols)
     others = [symbol for symbol in symbols if symbol not in pieces]
     unknown = {symbol for symbol in others if UNK in tokenizer.encode(unspell_piece(symbol))} | {dictionary.unk_word}
     tokenizer.use_dictionary_of_corpus(vocabulary.dictionary_file)
-    numbers = range(min(len(text), _TRIED_LINES))
-    tried = [[dictionary[index] for index in text[number].tolist()[:-1]] for number in numbers]
     lines = [line for line in tried if line and unknown.isdisjoint(line)]
     different = [
         line for line in lines if not pieces.issuperset(line) or tokenizer.encode(tokenizer.decode(line)) != line
@@ -263,8 +265,8 @@ class Vocabulary:
         for file, sha256 in zip(files, hashes, strict=True):
             if sha256 is None or sha256 != hashes[0]:
                 raise UserError(
-                    f"{file} is missing, or not the dictionary of {directories[0]}: give a directory that amos prepare or "
-                    "fairseq-preprocess wrote; all shards of a corpus and its tokenizer have one dictionary"
+                    f"{file} is missing, or not the dictionary of {directories[0]}: give a directory that amos prepare, "
+                    "fairseq-preprocess or amos verify --tokenizer wrote; all shards and the tokenizer have one dictionary"
                 )
         return cls(files[0], hashes[0], tokenizer, None if tokenizer is None else directory_sha256(tokenizer))
 

@@ -339,7 +339,8 @@ class TextPretrainingTask(CorpusTask):
     def write_vocabulary(self) -> None:
         target = self.vocabulary.copy_into(self.cfg.save_dir)
         if self.vocabulary.tokenizer_directory is None:
-            logger.info(f"the corpus has no tokenizer: {target} holds the dictionary alone")
+            advice = "amos verify DATA --tokenizer FILE gives it one, for export and fine-tuning"
+            logger.info(f"the corpus has no tokenizer: {target} holds the dictionary alone; {advice}")
 
     def valid_step(
         self, sample: dict[str, Any], model: Any, criterion: Any

@@ -48,6 +48,7 @@ def load_tokenizer(directory: str | Path) -> Tokenizer:
     if (directory / FastTokenizer.model_file).is_file() and not (directory / DICTIONARY_FILE).is_file():
         return FastTokenizer.from_files(directory, {})
     raise UserError(
-        f"{directory} holds no tokenizer: expected {SETTINGS_FILE} beside {DICTIONARY_FILE} (written by amos prepare), or a "
-        "tokenizer.json of Hugging Face; docs/text.md has the other forms, such as the file x.model of SentencePiece"
+        f"{directory} holds no tokenizer: expected {SETTINGS_FILE} beside {DICTIONARY_FILE}, or a tokenizer.json of Hugging "
+        "Face; amos prepare TEXT --tokenizer FILE, or amos verify DATA --tokenizer FILE, writes such a folder of the other "
+        "forms in docs/text.md, such as the file x.model of SentencePiece"
     )

@@ -5,6 +5,7 @@ Each becomes a ``tokenizer.json`` once; all later steps read that. Every tokeniz
 
 import itertools
 import json
+import math
 import re
 import unicodedata
 from collections import Counter
@@ -45,8 +46,8 @@ FASTBPE, END_OF_WORD, CONTINUED = "fastbpe", "</w>", "@@"
 LONGEST_PIECE = 256
 # A larger share of lost text is refused, above this number; pieces of which it is tried whether they remain whole.
 LARGEST_LOSS, LEAST_LOST, _TRIED = 0.03, 5, 1000
-# SentencePiece adds the scores of unigrams in float32, which decides ties in another way.
-_TIES = 0.005
+# SentencePiece adds the scores of unigrams in float32, which decides between ways to split whose sums are this close.
+_TIE = 1e-6
 _HINT = "docs/text.md has the forms of tokenizers that are read"
 # Values of sentencepiece_model.proto: of model_type, and of the type of a piece.
 _UNIGRAM, _BPE = 1, 2
@@ -83,7 +84,7 @@ def check_on_text(tokenizer: Tokenizer, lines: list[str]) -> None:
     empty = [line for line, pieces in pairs if not pieces]
     unknown = [line for line, pieces in pairs for piece in pieces if piece == UNK]
     decoded = [(line, tokenizer.decode(pieces)) for line, pieces in pairs if UNK not in pieces and tokenizer.can_decode]
-    differing = [pair for pair in decoded if _characters(tokenizer.normalize(pair[0])) - _characters(pair[1])]
+    differing = [line for line, text in decoded if _characters(tokenizer.normalize(line)) - _characters(text)]
     symbols = tokenizer.dictionary_symbols
     # Whole words, which BPE pieces read as unigrams are not: with a mark before them, or without one where a mark shows that a
     # piece goes on (WordPiece, fastBPE).
@@ -139,16 +140,24 @@ def from_sentencepiece(path: Path, model: bytes, lines: list[str]) -> FastTokeni
     symbol_of_id = [symbols.get(piece.piece, UNK) for piece in proto.pieces]
     lines = [line for line in lines if not any(name in line for name in _ROLE_NAMES)]
     expected = [[symbol_of_id[index] for index in line] for line in processor.encode(lines)]
+    scores = {symbols[piece.piece]: piece.score for piece in kept}
+
+    def are_equal(pieces: list[str], wanted: list[str]) -> bool:
+        ours, theirs = (sum(scores.get(piece, 0.0) for piece in line) for line in (pieces, wanted))
+        return pieces == wanted or (kind == _UNIGRAM and math.isclose(ours, theirs, rel_tol=_TIE))
+
     for composing in ([True] if processor.normalize("e\u0301") == processor.normalize("\xe9") else []) + [False]:
         tokenizer = library_of_pieces(proto, kept, sentencepiece_normalizer(proto.normalizer_spec, composing))
         encoded = tokenizer.encode_lines(lines)
-        triples = [triple for triple in zip(lines, encoded, expected, strict=True) if triple[1] != triple[2]]
-        if len(triples) <= _TIES * len(lines) * (kind == _UNIGRAM):
+        pairs = [pair for pair in zip(encoded, expected, strict=True) if not are_equal(*pair)]
+        if not pairs:
             return tokenizer
-    line, pieces, wanted = triples[0]
+    pieces, wanted = pairs[0]
+    place = next(index for index, pair in enumerate(itertools.zip_longest(*pairs[0])) if len({*pair}) > 1)
+    context = "".join(map(unspell_piece, wanted[max(0, place - 12) : place])).replace(SPACE, " ")
     raise UserError(
-        f"{path} cannot be converted exactly: of the text {line!r:.80} SentencePiece makes {wanted[:12]}, and the "
-        f"tokenizers library {pieces[:12]}: give another tokenizer, or none, so that one is learned"
+        f"{path} cannot be converted exactly: behind {context!r} SentencePiece makes {wanted[place : place + 6]}, and the "
+        f"tokenizers library {pieces[place : place + 6]}: give another tokenizer, or none, so that one is learned"
     )
 
 
@@ -183,8 +192,10 @@ def library_of_pieces(proto: Any, pieces: Sequence[Any], normalizer: normalizers
             parts = "|".join(map(re.escape, sorted(user_defined, key=len, reverse=True)))
             split = pre_tokenizers.Sequence([split, pre_tokenizers.Split(Regex(parts), "isolated")])
     else:
-        # SentencePiece finds special tokens and bytes in no text: worse than the characters that spell them.
-        numbers, least = scores | dict.fromkeys(user_defined, -0.1), min(scores.values())
+        # SentencePiece finds special tokens and bytes in no text: worse than the characters that spell them. Symbols of the
+        # user get 0.1 for each byte behind the first.
+        numbers = scores | {piece: 0.1 * len(piece.encode("utf-8")) - 0.1 for piece in user_defined}
+        least = min(scores.values())
         scored = [(piece, numbers.get(piece, 8 * least - 1)) for piece in ids]
         model = models.Unigram(scored, ids[special_tokens[UNK]], has_bytes)
     library = tokenizers.Tokenizer(model)
@@ -211,7 +222,8 @@ def from_fastbpe_files(codes: Path, vocabulary: Path) -> FastTokenizer:
 
 
 def _lines_of(path: Path, form: str) -> Iterator[list[str]]:
-    for number, line in enumerate(read_text(path, _HINT).rstrip("\n").split("\n"), 1):
+    text = read_text(path, f"--vocabulary is for fastBPE alone; {_HINT}")
+    for number, line in enumerate(text.rstrip("\n").split("\n"), 1):
         parts = line.rstrip("\r").split(" ")
         is_long = max(map(len, parts)) > LONGEST_PIECE
         if len(parts) != form.count(" ", 0, form.find(",")) + 1 or not parts[-1].isdecimal() or is_long or "" in parts:
