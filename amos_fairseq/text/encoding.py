@@ -4,6 +4,7 @@ Any number of processes gives the same bytes: they encode, and one process write
 """
 
 import contextlib
+import itertools
 import multiprocessing
 import os
 import signal
@@ -31,6 +32,7 @@ OTHER_CHECKPOINT = "a model does not see this share: start from a checkpoint wit
 BATCH_ROWS = 1000
 # A share of unknown pieces above this is a reason to warn, but not a handful of them: a tiny file has any share.
 LARGEST_SHARE, HANDFUL = 0.001, 5
+LARGEST_LOSS = 0.03  # of the rows of a table
 # Applies a function to tasks, and yields the results in their order, as ``map`` does.
 Map = Callable[[Callable[[Any], Any], Iterable[Any]], Iterator[Any]]
 
@@ -167,31 +169,37 @@ def encode_rows(
     Tokens are those of ``<s> A </s>`` or ``<s> A </s> B </s>``; recipes with a second separator have one more in a pair.
     """
     tokens: list[int] = []  # of each row
-    unknown = 0
+    unknown, lost = 0, 0
     batches = (rows[start : start + BATCH_ROWS] for start in range(0, len(rows), BATCH_ROWS))
     with contextlib.ExitStack() as stack:
         num_symbols = len(tokenizer) + NUM_FAIRSEQ_SYMBOLS
         files = [stack.enter_context(BinarizedFile(prefix, num_symbols)) for prefix in prefixes]
-        for texts, num_unknown in map_in_order(encode_batch, batches):
+        for texts, num_unknown, num_lost in map_in_order(encode_batch, batches):
             for file, (ids, lengths) in zip(files, texts, strict=True):
                 file.add_lines(ids, lengths)
             batch_tokens = [1 + sum(row) for row in zip(*(lengths for _, lengths in texts), strict=True)]
             tokens += batch_tokens
-            unknown += num_unknown
+            unknown, lost = unknown + num_unknown, lost + num_lost
             on_done(len(batch_tokens))
+    if lost > HANDFUL and lost > LARGEST_LOSS * len(tokens):
+        advice = "start from a checkpoint with a tokenizer for this text"
+        raise UserError(f"the tokenizer knows no piece of {lost:,} of {len(tokens):,} rows: {advice}")
     pieces = sum(tokens) - (1 + len(prefixes)) * len(tokens)
     return {"longest": max(tokens), **unknown_pieces(unknown, pieces)}
 
 
-def encode_batch(batch: list[tuple[str, ...]]) -> tuple[list[tuple[np.ndarray, list[int]]], int]:
-    """Return the ids and lengths of the lines of each text of the rows, and the number of unknown pieces."""
+def encode_batch(batch: list[tuple[str, ...]]) -> tuple[list[tuple[np.ndarray, list[int]]], int, int]:
+    """Return the ids and lengths of the lines of each text of the rows, and the numbers of unknown pieces and of rows that have
+    text and no known piece."""
+    encoded = [encode_lines(list(column)) for column in zip(*batch, strict=True)]
+    rows = zip(batch, zip(*encoded, strict=True), strict=True)
+    lost = sum(any(map(str.strip, row)) and {UNKNOWN_ID}.issuperset(itertools.chain(*lines)) for row, lines in rows)
     texts, unknown = [], 0
-    for column in zip(*batch, strict=True):
-        lines = encode_lines(list(column))
+    for lines in encoded:
         unknown += sum(line.count(UNKNOWN_ID) for line in lines)
         ids = np.array([index for line in lines for index in (*line, END_ID)], dtype=np.int32)
         texts.append((ids, [len(line) + 1 for line in lines]))
-    return texts, unknown
+    return texts, unknown, lost
 
 
 def unknown_pieces(number: int, pieces: int) -> dict[str, float]:

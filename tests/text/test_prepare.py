@@ -311,6 +311,15 @@ def test_data_with_labels(kind, tmp_path, capsys):
     assert f"the first example to train on, in tokens: <s> {words} -> {target}\n" in printed
 
 
+def test_rows_that_a_tokenizer_does_not_know(tmp_path):
+    """Six of 100 rows have no known piece; a row without text is none of them."""
+    tokenizer, file = word_level_directory(tmp_path / "words", ["the", "fox", "dog"]), tmp_path / "data.tsv"
+    file.write_text("text\tlabel\n" + "the hare\ta\nfox\tb\n" * 47 + "hare owl\ta\n" * 6)
+    (tmp_path / "out").mkdir()
+    with pytest.raises(UserError, match="the tokenizer knows no piece of 6 of 100 rows: start from a checkpoint with"):
+        write_tables(tmp_path / "out", Tables(file, file).check(), load_tokenizer(tokenizer), {})
+
+
 def test_a_tokenizer_that_amos_export_would_refuse(tmp_path, capsys):
     tokenizer = word_level_directory(tmp_path / "words", EVENTS, added=["[PAD]", "[CLS]", "[SEP]"])
     (tmp_path / "text.txt").write_text("\n\n".join(documents(EVENTS)), encoding="utf-8")
