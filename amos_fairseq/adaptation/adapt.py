@@ -14,7 +14,7 @@ import dataclasses
 import math
 import shlex
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,8 @@ from typing import Any
 import torch
 import yaml
 from omegaconf import DictConfig, OmegaConf
+from torch import Tensor
+from torch.nn.functional import normalize
 
 from amos_fairseq.adaptation import (
     AMOS,
@@ -47,7 +49,9 @@ from amos_fairseq.checkpoint_files import (
     read_header,
     settings_in,
 )
+from amos_fairseq.checkpoints.encoder import Encoder, load
 from amos_fairseq.checkpoints.read import newly_initialized, read_state
+from amos_fairseq.data.corpus import open_lines, shard_directories
 from amos_fairseq.errors import IN_OUT, UserError, explain_os_errors, handled_signals
 from amos_fairseq.files import CORPUS_FILE, TOKENIZER_DIRECTORY, write_text
 from amos_fairseq.hugging_face.import_folder import (
@@ -66,6 +70,7 @@ from amos_fairseq.recipes.composition import compose_recipe
 from amos_fairseq.recipes.overrides import training_command
 from amos_fairseq.run.metrics_file import read_records
 from amos_fairseq.setting_checks import check_configuration, model_settings
+from amos_fairseq.text.tokenization.tokenizer import BOS, EOS, embedding_symbols
 from amos_fairseq.untrusted import read_json
 
 LAST = "checkpoint_last.pt"
@@ -76,6 +81,7 @@ RATE, RATE_OF_NEW, WARMUP = 5e-5, 5e-4, 0.1
 RATE_OF_GENERATOR = 1e-3
 CLIP_NORM = 2.0
 LEARNED = 0.5  # nats below the unigram entropy, from which on a generator knows more than frequencies; ours
+SHORTEST, LONGEST, NUM_LINES = 8, 64, 100  # pieces of a line that is compared with others; ours
 GENERATORS = {512: "mlm_modern_mini", math.inf: "mlm_modern_small"}  # by the widest encoder for which it is new
 
 
@@ -119,11 +125,8 @@ def adapt(args: Adaptation, out: Path, prepare: Callable[[Path, Path], None]) ->
         if reason := why_useless(read_records(out / "generator")):
             say(f"WARNING: {reason}", "adapt")
     train(recipe)
-    if held_out := describe_held_out(read_records(run)):
-        say(held_out, "adapt")
-    name = shlex.quote(str(run))
-    following = f"For Hugging Face: amos export {name} FOLDER; fine-tune: amos classify --checkpoint {name} --train ..."
-    say(f"done. {following}", "adapt")
+    for line in describe_result(cfg, run):
+        say(line, "adapt")
 
 
 def is_finished(run: Path, cfg: DictConfig) -> bool:
@@ -190,8 +193,44 @@ def why_useless(records: list[dict[str, Any]]) -> str:
     )
 
 
-def describe_held_out(records: list[dict[str, Any]]) -> str:
-    """Return what the first and the last validation say: the AUC of detection, else the loss of masked tokens."""
+def describe_result(cfg: DictConfig, run: Path) -> Iterator[str]:
+    """Yield what MODEL and the result say of held-out text, and the commands that follow."""
+    if held_out := describe_held_out(read_records(run), cfg.model.encoder_lr_scale != 1):
+        yield held_out
+    start, device = Path(cfg.checkpoint.finetune_from_model), "cpu"
+    if torch.cuda.is_available() and not cfg.common.cpu:
+        device = "cuda"
+    lines = unrelated_lines(cfg.task.data, min(LONGEST, cfg.task.tokens_per_sample - 2))
+    if len(lines) > 1:
+        before, after = (mean_cosine(load(file, device=device), lines) for file in (start, run))
+        yield f"mean cosine of {len(lines)} unrelated lines, mean pooling: MODEL {before:.3f}, the result {after:.3f}"
+    yield f"done. For Hugging Face: amos export {shlex.quote(str(run))} FOLDER; to compare both on labels of yours:"
+    for file, results in ((start, "AS_IT_WAS"), (run, "ADAPTED")):
+        yield f"amos classify --checkpoint {shlex.quote(str(file))} --train train.tsv --dev dev.tsv --out {results}"
+
+
+def unrelated_lines(data: str, longest: int = LONGEST) -> list[Tensor]:
+    """Return the tokens of up to 100 different lines of the held-out text, no two of which are neighbours there: the first
+    ``longest`` of lines of 8 or more, between ``<s>`` and ``</s>``, [L] int64."""
+    begin, end = map(embedding_symbols(()).index, (BOS, EOS))
+    lines = []
+    for document in open_lines(str(Path(shard_directories(data)[0]) / "valid"), OTHER_OUT):
+        parts = document.tensor_split((document == end).nonzero().flatten() + 1)
+        lines += [tuple(part[part != end][:longest].tolist()) for part in parts if len(part) > SHORTEST]
+    different = list(dict.fromkeys(lines))
+    return [torch.tensor([begin, *line, end]) for line in different[:: max(2, len(different) // NUM_LINES)][:NUM_LINES]]
+
+
+def mean_cosine(encoder: Encoder, lines: list[Tensor]) -> float:
+    """Return the mean cosine of the vectors of two lines, the means of their states, over all pairs of different lines."""
+    states = encoder.encode([(tokens, torch.zeros_like(tokens)) for tokens in lines])
+    total, count = normalize(states.pooled().double(), dim=-1).sum(0), len(lines)
+    return ((total @ total - count) / (count * (count - 1))).item()
+
+
+def describe_held_out(records: list[dict[str, Any]], is_new: bool) -> str:
+    """Return what the first and the last validation say: the AUC of detection, else the loss of masked tokens. ``is_new``: the
+    head of the first was not trained."""
     validations = [record for record in records if record["split"] != "train"]
     keys = [key for record in validations[-1:] for key in record if key == "rtd_auc" or key.startswith("mlm_loss_")]
     key = "rtd_auc" if "rtd_auc" in keys else next(iter(keys), None)
@@ -200,7 +239,8 @@ def describe_held_out(records: list[dict[str, Any]]) -> str:
         return ""
     (first, before), (last, after) = points[0], points[-1]
     unit = "" if key == "rtd_auc" else " nats"
-    return f"on held-out text, {key} was {before:.2f}{unit} at update {first:,} and is {after:.2f}{unit} at update {last:,}"
+    name = f" with MODEL{' and a new head' if is_new else ''}" if first == 0 else f" at update {first:,}"
+    return f"on held-out text, {key} was {before:.2f}{unit}{name} and is {after:.2f}{unit} at update {last:,}"
 
 
 def compose(recipe: Path) -> DictConfig:

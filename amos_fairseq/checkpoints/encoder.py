@@ -111,11 +111,15 @@ class Encoder(nn.Module):
         inputs = list(self._inputs(texts, truncate))
         if not inputs:
             raise UserError("there is no text to encode: give at least one")
+        return self.encode(inputs, all_layers)
+
+    def encode(self, inputs: list[tuple[Tensor, Tensor]], all_layers: bool = False) -> Features:
+        """Return the features of texts in tokens, each as its tokens with the special ones and their types, [L] int64."""
         states: list[tuple[Tensor, ...]] = [()] * len(inputs)
         by_length = sorted(range(len(inputs)), key=lambda i: len(inputs[i][0]), reverse=True)
         for start in range(0, len(inputs), self.batch_size):
             batch = by_length[start : start + self.batch_size]
-            for i, encoded in zip(batch, self._encode([inputs[i] for i in batch], all_layers), strict=True):
+            for i, encoded in zip(batch, self._run([inputs[i] for i in batch], all_layers), strict=True):
                 states[i] = encoded
         return self._features(inputs, states)
 
@@ -143,7 +147,7 @@ class Encoder(nn.Module):
             first_length = ids.index(loaded.dictionary.eos()) + 1 if len(pieces) == 2 else len(ids)
             yield torch.tensor(ids), (torch.arange(len(ids)) >= first_length).long()
 
-    def _encode(self, inputs: list[tuple[Tensor, Tensor]], all_layers: bool) -> list[tuple[Tensor, ...]]:
+    def _run(self, inputs: list[tuple[Tensor, Tensor]], all_layers: bool) -> list[tuple[Tensor, ...]]:
         """Run one batch: returns [L,D] for each input, first the states to return, then those of all layers if asked for."""
         tokens, encoder, num_types = self._padded(inputs), self.model.encoder, self.model.cfg.token_types
         types = None

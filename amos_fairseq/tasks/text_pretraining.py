@@ -91,7 +91,8 @@ class TextPretrainingConfig(HookSettings):
         None, "tokenizer that binarized the corpus (default: DATA/tokenizer)"
     )
     started_from: Optional[str] = setting(  # noqa: UP045
-        None, "for the record, in checkpoints: sha256 of the weights from which amos adapt began"
+        None,
+        "sha256 of the weights from which amos adapt began, which are validated before the first update; in checkpoints",
     )
     objective: str = II("criterion._name")
     seed: int = II("common.seed")

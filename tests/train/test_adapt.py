@@ -1,9 +1,12 @@
 """``amos adapt``: the recipes that it writes, its signals, and a run of all steps."""
 
 import hashlib
+import itertools
 import json
+import math
 import os
 import re
+import shlex
 import shutil
 import signal
 import sys
@@ -20,10 +23,13 @@ from hugging_face_folders import LINES, write_model
 from interrupted_run import records
 from safetensors.torch import load_file, save_file
 from saved_models import write_run
+from transformers import AutoModel, AutoTokenizer
 
+import amos_fairseq
 from amos_fairseq.adaptation import adapt as steps
 from amos_fairseq.checkpoints.read import read_state
-from amos_fairseq.cli.main import main
+from amos_fairseq.cli.main import build_parser, main
+from amos_fairseq.experiments.benchmark import read_pretrained_checkpoint
 
 TWO = "--generator BERT --generator BERT"
 TRAINED, NEW = (5e-5, 1.0), (5e-4, 0.1)  # peak rate, and the encoder's share of it
@@ -49,6 +55,7 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The recipes that would be trained, by name."""
     names: list[str] = []
     monkeypatch.setattr(steps, "train", lambda recipe: names.append(recipe.name))
+    monkeypatch.setattr(steps, "describe_result", lambda *_: [])
     return names
 
 
@@ -193,6 +200,56 @@ def test_a_text_that_is_encoded_may_be_removed(models, trained, tmp_path, capsys
     assert trained == ["adapt.yaml"] * 2
 
 
+def test_a_tenth_of_the_text_is_held_out_up_to_a_quarter_of_a_megabyte(models, trained, tmp_path) -> None:
+    """20,000 tokens or more, where a tenth has them."""
+    lines = [f"{line} {number}" for number in range(1000) for line in LINES]
+    for count, tokens in ((40_000, (20_000, math.inf)), (400, (0, 20_000))):
+        text = tmp_path / f"{count}.txt"
+        text.write_text("\n\n".join(lines[:count]), encoding="utf-8")
+        out = tmp_path / f"out{count}"
+        assert main(["adapt", str(models / "bert"), str(text), "--out", str(out)]) == 0
+        corpus = json.loads((out / "data" / "corpus.json").read_text())
+        share = min(0.1, 250_000 / text.stat().st_size)
+        assert corpus["valid"]["bytes"] / text.stat().st_size == pytest.approx(share, rel=0.06)
+        assert tokens[0] <= corpus["valid"]["tokens"] < tokens[1]
+
+
+@pytest.mark.slow
+def test_model_and_result_are_compared(models: Path, tmp_path: Path) -> None:
+    """With a rate of nearly 0 the result is MODEL: the loss before the first update is that of the trainer's last validation.
+    The cosine is that of transformers' states, in a naive loop; the commands take both checkpoints."""
+    out, text = tmp_path / "out", tmp_path / "text.txt"
+    text.write_text("\n\n".join("\n".join(LINES[i : i + 3]) for i in range(0, 39, 3)), encoding="utf-8")
+    words = ["--updates", "2", "--batch-size", "4", "--set", "task.precision=float32", "optimization.lr=[1e-12]"]
+    done = run_main(main, "adapt", models / "bert", text, "--out", out, *words)
+    assert done.returncode == 0, done.stderr[-2000:]
+    first, *_, last = [record for record in records(out / "run") if record["split"] == "valid"]
+    assert (first["update"], last["update"]) == (0, 2)
+    assert first["mlm_loss_2"] == pytest.approx(last["mlm_loss_2"], abs=1e-3)
+    loss = f"{first['mlm_loss_2']:.2f} nats"
+    assert f"on held-out text, mlm_loss_2 was {loss} with MODEL and is {loss} at update 2\n" in done.stderr
+
+    found = re.search(r"cosine of (\d+) unrelated lines.* MODEL (\S+), the result (\S+)\n", done.stderr)
+    count, cosine, of_result = found.groups()
+    dictionary = amos_fairseq.load(out / "run").loaded.dictionary
+    lines = [[dictionary[i] for i in line[1:-1]] for line in steps.unrelated_lines(str(out / "data"))]
+    places = [int(re.search(r"number([\d#]+)", "".join(line)).group(1).replace("#", "")) for line in lines]
+    assert len(lines) == int(count) > 1
+    assert all(abs(one - other) > 1 for one, other in itertools.combinations(places, 2))
+    model = AutoModel.from_pretrained(models / "bert").eval()
+    tokenizer = AutoTokenizer.from_pretrained(models / "bert")
+    with torch.no_grad():
+        encoded = [tokenizer(f"[CLS] {LINES[place]} [SEP]", return_tensors="pt") for place in places]
+        vectors = [model(**each).last_hidden_state[0].mean(0) for each in encoded]
+    cosines = [torch.cosine_similarity(*pair, dim=0).item() for pair in itertools.combinations(vectors, 2)]
+    assert float(cosine) == pytest.approx(sum(cosines) / len(cosines), abs=6e-4)
+    assert of_result == cosine
+    commands = [line.removeprefix("adapt: ") for line in done.stderr.splitlines() if line.startswith("adapt: amos ")]
+    for command, num_updates in zip(commands, (0, 2), strict=True):
+        given = build_parser().parse_args(shlex.split(command)[1:])
+        assert read_pretrained_checkpoint(given.checkpoint).num_updates == num_updates
+
+
 def test_all_gpus_share_the_batch(monkeypatch, tmp_path) -> None:
     recipe = tmp_path / "adapt.yaml"
     recipe.write_text("dataset: {batch_size: 32}", encoding="utf-8")
@@ -249,7 +306,8 @@ def test_all_steps_and_the_same_command_again(models: Path, tmp_path: Path) -> N
     expected = f"2 updates, which read the text {2 * 4 * (length - 1) / num_tokens:.2g} times; "
     assert f"adapt: {expected}peak of the learning rate 5e-05, of the new head 0.0005" in done.stderr
     assert "recipe" not in done.stderr.partition(expected)[0]
-    assert re.search(r"on held-out text, rtd_auc was 0\.\d\d at update 1 and is 0\.\d\d at update 2\n", done.stderr)
+    held_out = r"on held-out text, rtd_auc was 0\.\d\d with MODEL and a new head and is 0\.\d\d at update 2\n"
+    assert re.search(held_out, done.stderr)
     updates = [record["update"] for record in records(out / "run") if record["split"] == "train"]
     assert updates == [1, 2]  # at least ten, of more updates
     before = last.read_bytes()
