@@ -16,15 +16,7 @@ from typing import Any
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import file_version
-from amos_fairseq.untrusted import (
-    LARGEST_COUNT,
-    are_labels,
-    field,
-    finite_number,
-    plain_name,
-    text_in,
-    whole_number,
-)
+from amos_fairseq.untrusted import LARGEST_COUNT, are_labels, field, finite_number, plain_name, text_in, whole_number
 
 HEADS = "heads"  # in the state of a task
 HEAD_KINDS = ("classes", "labels", "number", "words", "spans", "trees")

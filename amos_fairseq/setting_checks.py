@@ -16,12 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fairseq.models import (
-    ARCH_MODEL_NAME_REGISTRY,
-    ARCH_MODEL_REGISTRY,
-    MODEL_DATACLASS_REGISTRY,
-    MODEL_REGISTRY,
-)
+from fairseq.models import ARCH_MODEL_NAME_REGISTRY, ARCH_MODEL_REGISTRY, MODEL_DATACLASS_REGISTRY, MODEL_REGISTRY
 from fairseq.registry import REGISTRIES
 from fairseq.tasks import TASK_DATACLASS_REGISTRY, TASK_REGISTRY
 from omegaconf import II, DictConfig, OmegaConf

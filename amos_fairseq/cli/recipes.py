@@ -7,13 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from amos_fairseq.cli.arguments import add_subcommand, import_fairseq
-from amos_fairseq.recipes import (
-    RECIPES,
-    Costs,
-    find_recipe,
-    packaged_costs,
-    packaged_recipes,
-)
+from amos_fairseq.recipes import RECIPES, Costs, find_recipe, packaged_costs, packaged_recipes
 
 SIZES = ("tiny", "mini", "evening", "small", "base", "day", "large")
 

@@ -16,12 +16,7 @@ from fairseq.models import BaseFairseqModel
 from torch import Tensor, nn
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.models.configuration import (
-    EncoderConfig,
-    PaddedVocabulary,
-    embedding_width,
-    make_transform,
-)
+from amos_fairseq.models.configuration import EncoderConfig, PaddedVocabulary, embedding_width, make_transform
 from amos_fairseq.models.pretraining import (
     CLASSIFICATION,
     EMBEDDING,

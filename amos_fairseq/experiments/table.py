@@ -141,10 +141,7 @@ def schedules_in_words(benchmark: Benchmark) -> Iterator[str]:
 
 
 def common_notes(
-    benchmark: Benchmark,
-    results: Sequence[RunResult],
-    summaries: Summaries,
-    constants: Mapping[str, ConstantScores],
+    benchmark: Benchmark, results: Sequence[RunResult], summaries: Summaries, constants: Mapping[str, ConstantScores]
 ) -> Iterator[str]:
     """Yield the footnotes of every table: recipe, seeds, what chance does, selection by dev score, data."""
     session, labels = benchmark.session, {task: benchmark.label(task) for task in summaries}

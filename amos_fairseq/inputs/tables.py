@@ -57,12 +57,7 @@ class TableFile:
     """
 
     def __init__(
-        self,
-        path: Path,
-        header: bool = True,
-        quotes: bool = True,
-        on_read: OnRead = ignore,
-        all_keys: bool = False,
+        self, path: Path, header: bool = True, quotes: bool = True, on_read: OnRead = ignore, all_keys: bool = False
     ) -> None:
         self.path, self.kind, self.header = path, kind_of(path), header
         self._on_read, self.form = on_read, self.kind

@@ -162,12 +162,7 @@ def split_targets(examples: Sequence[AnnotatedText], encoded: EncodedSplit, labe
 
 @contextlib.contextmanager
 def stored_features(
-    folder: Path,
-    part: ProbedPart,
-    layers: Sequence[int],
-    splits: dict[str, EncodedSplit],
-    pad: int,
-    device: str,
+    folder: Path, part: ProbedPart, layers: Sequence[int], splits: dict[str, EncodedSplit], pad: int, device: str
 ) -> Iterator[dict[str, dict[int, Tensor]]]:
     """Compute features [P,D] float32 by split and layer as memory maps in ``folder``, which is removed after the body."""
     shutil.rmtree(folder, ignore_errors=True)  # of a command that was killed
@@ -184,13 +179,7 @@ def stored_features(
 
 
 def _store_split(
-    folder: Path,
-    split: str,
-    part: ProbedPart,
-    layers: Sequence[int],
-    encoded: EncodedSplit,
-    pad: int,
-    device: str,
+    folder: Path, split: str, part: ProbedPart, layers: Sequence[int], encoded: EncodedSplit, pad: int, device: str
 ) -> dict[int, np.memmap]:
     files: dict[int, np.memmap] = {}
     num_pieces = [len(sentence) - 2 for sentence in encoded.sentences]

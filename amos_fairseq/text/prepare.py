@@ -57,15 +57,7 @@ from amos_fairseq.text.encoding import (
     use_threads,
 )
 from amos_fairseq.text.prepared_data import check_paths
-from amos_fairseq.text.split import (
-    SAMPLE,
-    VALID,
-    CorpusSettings,
-    Split,
-    group_into_shards,
-    split_corpus,
-    text_file,
-)
+from amos_fairseq.text.split import SAMPLE, VALID, CorpusSettings, Split, group_into_shards, split_corpus, text_file
 from amos_fairseq.text.tokenization import load_tokenizer, read_tokenizer
 from amos_fairseq.text.tokenization.conversion import check_on_text
 from amos_fairseq.text.tokenization.exported import export_obstacle

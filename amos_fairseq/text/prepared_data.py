@@ -15,14 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from amos_fairseq.errors import UserError, explain_os_errors, printable
-from amos_fairseq.files import (
-    DICTIONARY_FILE,
-    TOKENIZER_DIRECTORY,
-    file_sha256,
-    files_sha256,
-    json_text,
-    whole_folder,
-)
+from amos_fairseq.files import DICTIONARY_FILE, TOKENIZER_DIRECTORY, file_sha256, files_sha256, json_text, whole_folder
 from amos_fairseq.output.terminal import say
 from amos_fairseq.text.tokenization.tokenizer import Tokenizer, unspell_piece
 from amos_fairseq.untrusted import is_unicode, read_json

@@ -14,15 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from amos_fairseq.inputs.question_files import (
-    MANIFEST,
-    TOKEN_ARRAYS,
-    Answer,
-    Example,
-    Paragraph,
-    read_squad,
-    words_of,
-)
+from amos_fairseq.inputs.question_files import MANIFEST, TOKEN_ARRAYS, Answer, Example, Paragraph, read_squad, words_of
 from amos_fairseq.inputs.tables import seen_note
 from amos_fairseq.output.terminal import progress_bar, say
 from amos_fairseq.text.encoding import NUM_FAIRSEQ_SYMBOLS, UNKNOWN_ID, BinarizedFile, describe_unknown, unknown_pieces

@@ -139,14 +139,7 @@ class WordSequences(LabeledSequences):
         cut_sentences: number of sentences that lose words.
     """
 
-    def __init__(
-        self,
-        directory: Path,
-        split: str,
-        max_tokens: int,
-        seed: int = 0,
-        training: bool = False,
-    ) -> None:
+    def __init__(self, directory: Path, split: str, max_tokens: int, seed: int = 0, training: bool = False) -> None:
         super().__init__(directory, split, seed, training)
         check_prepared(directory, MANIFEST, split)
         self._tokens, self._starts, self._ends = (open_lines(f"{self.source}.{name}", _HINT) for name in WORD_ARRAYS)

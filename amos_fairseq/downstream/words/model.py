@@ -10,12 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import relu
 
 from amos_fairseq.downstream.model import ExportedHead, FineTunedModel
-from amos_fairseq.downstream.words.views import (
-    CROSS_VIEWS,
-    CrossViews,
-    WordOutput,
-    predict_views,
-)
+from amos_fairseq.downstream.words.views import CROSS_VIEWS, CrossViews, WordOutput, predict_views
 from amos_fairseq.errors import UserError
 from amos_fairseq.functional.positions import gather_positions
 from amos_fairseq.models.configuration import make_transform
