@@ -286,31 +286,26 @@ def _fastbpe_piece(token: str) -> str:
 
 def from_hugging_face_files(folder: Path) -> FastTokenizer:
     """Build the tokenizer of ``vocab.txt`` (WordPiece), or of ``vocab.json`` and ``merges.txt`` (BPE of bytes)."""
+
+    def lines_of(name: str) -> list[str]:
+        text = read_text(folder / name, _HINT).removeprefix("\ufeff")
+        return text.replace("\r\n", "\n").rstrip("\n").split("\n")
+
     try:
         if (folder / "vocab.txt").exists():
-            pieces = read_text(folder / "vocab.txt", _HINT).removeprefix("\ufeff").rstrip("\n").split("\n")
-            ids = {piece.rstrip("\r"): index for index, piece in enumerate(pieces)}
+            ids = {piece: index for index, piece in enumerate(lines_of("vocab.txt"))}
             words = [piece for piece in ids.keys() - _ROLE_NAMES if not piece.startswith("[")]
             config = read_json(folder / "tokenizer_config.json", _HINT, optional=True) or {}
             is_lower = config.get("do_lower_case", all(piece == piece.lower() for piece in words))
-            has_accents = any(
-                unicodedata.category(mark) == "Mn" for mark in unicodedata.normalize("NFD", "".join(words))
-            )
-            strips = config.get("strip_accents")
+            marks = map(unicodedata.category, unicodedata.normalize("NFD", "".join(words)))
+            if (strips := config.get("strip_accents")) is None:
+                strips = is_lower and "Mn" not in marks
             library = tokenizers.Tokenizer(models.WordPiece(ids, unk_token="[UNK]"))
-            library.normalizer = normalizers.BertNormalizer(
-                lowercase=is_lower, strip_accents=is_lower and not has_accents if strips is None else strips
-            )
+            library.normalizer = normalizers.BertNormalizer(lowercase=is_lower, strip_accents=strips)
             library.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
             library.decoder = decoders.WordPiece(cleanup=False)
         else:
-            lines = (
-                read_text(folder / "merges.txt", _HINT)
-                .removeprefix("\ufeff")
-                .replace("\r", "")
-                .rstrip("\n")
-                .split("\n")
-            )
+            lines = lines_of("merges.txt")
             merges = [tuple(line.split(" ")) for line in lines[lines[0].startswith("#version") :]]
             ids = read_json(folder / "vocab.json", _HINT)
             if not any("\u0120" in piece for piece in ids):  # a space, as a byte
