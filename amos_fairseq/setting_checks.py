@@ -64,8 +64,10 @@ RANGES_OF_FAIRSEQ = {
 
 
 def as_flags(settings: Mapping[str, Any]) -> list[str]:
-    """Return settings as flags, {"encoder_layers": 12} -> ["--encoder-layers=12"]; no value can be read as a further flag."""
-    return [f"--{name.replace('_', '-')}={value!s}" for name, value in settings.items()]
+    """Return settings as flags, {"encoder_layers": 12, "disentangled_embeddings": True} -> ["--encoder-layers=12",
+    "--disentangled-embeddings"]; no value can be read as a further flag. False is the absence of a flag."""
+    values = {name: "" if value is True else f"={value!s}" for name, value in settings.items() if value is not False}
+    return [f"--{name.replace('_', '-')}{value}" for name, value in values.items()]
 
 
 def config_class(kind: str, name: Any) -> type | None:

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.hugging_face.weights import CUSTOM, FAMILIES, exported_token_types
-from amos_fairseq.models.configuration import MODERN
+from amos_fairseq.hugging_face.weights import CUSTOM, DEBERTA_V2, FAMILIES, exported_token_types
+from amos_fairseq.models.configuration import DEBERTA, MODERN
+from amos_fairseq.modules.deberta_encoder import DebertaEncoderConfig
 from amos_fairseq.modules.encoder import TransformerConfig
 from amos_fairseq.modules.modern_encoder import ModernBertEncoderConfig
 from amos_fairseq.untrusted import LAST_KEYS, finite_number, read_json, whole_number
@@ -23,6 +24,7 @@ MPNET_BUCKETS, MPNET_MAX_DISTANCE = 32, 128
 DISTILBERT_LAYER_NORM_EPS = 1e-12
 # Number of first rows of the position table that belong to no position.
 POSITION_OFFSET = {"mpnet": 2, "roberta": 2, "electra": 0, "bert": 0, "distilbert": 0, "modernbert": 0, CUSTOM: 2}
+POSITION_OFFSET |= {DEBERTA_V2: 0}
 # Other names of model_type: the same classes with another vocabulary.
 SAME_AS = {"xlm-roberta": "roberta"}
 # What the encoders here compute: the value of a setting, if the configuration has it. In transformers 5, only families that can
@@ -44,6 +46,15 @@ _COMPUTED = {
         "classifier_activation": "gelu",
         **dict.fromkeys(("attention_bias", "mlp_bias", "norm_bias", "classifier_bias"), False),
         "decoder_bias": True,
+    },
+    # DeBERTaV3's; version 2 has a convolution, and position projections of its own.
+    DEBERTA_V2: {
+        "hidden_act": "gelu",
+        **dict.fromkeys(("relative_attention", "share_att_key"), True),
+        "position_biased_input": False,
+        "norm_rel_ebd": "layer_norm",
+        "conv_kernel_size": 0,
+        "type_vocab_size": 0,
     },
 }
 # Kinds of layers of ModernBERT.
@@ -72,6 +83,7 @@ _MORE_SIZES = (
     "max_position_embeddings",
     "embedding_size",
     "type_vocab_size",
+    "position_buckets",
     "local_attention",
     "global_attn_every_n_layers",
 )
@@ -104,6 +116,13 @@ def hugging_face_config(family: str, shape: TransformerConfig, num_rows: int, **
         }
         return config_class(family)(**settings, **others)
     settings["hidden_act"] = "gelu"
+    if isinstance(shape, DebertaEncoderConfig):
+        settings |= _COMPUTED[family] | {
+            "position_buckets": shape.position_buckets // 2,
+            "max_relative_positions": shape.position_max_distance,
+            "pos_att_type": ["p2c", "c2p"],
+        }
+        return config_class(family)(**settings, **others)
     if family in ("mpnet", CUSTOM):
         settings["relative_attention_num_buckets"] = shape.position_buckets
     else:
@@ -135,6 +154,14 @@ def encoder_settings(family: str, config: "PretrainedConfig") -> dict[str, Any]:
             "local_attention": config.local_attention,
             "global_rope_theta": rope[GLOBAL]["rope_theta"],
             "local_rope_theta": rope[LOCAL]["rope_theta"],
+        }
+    if family == DEBERTA_V2:
+        longest = config.max_relative_positions
+        return settings | {
+            "encoder": DEBERTA,
+            "relative_position_buckets": 2 * config.position_buckets,
+            "relative_position_max_distance": longest if longest > 0 else config.max_position_embeddings,
+            "pooler_activation_fn": config.pooler_hidden_act,
         }
     if family == "distilbert":
         settings["layer_norm_eps"] = DISTILBERT_LAYER_NORM_EPS
@@ -190,6 +217,8 @@ def read_config(path: Path) -> tuple[str, "PretrainedConfig"]:
         for name, computed in _COMPUTED[family].items()
         if getattr(config, name, computed) != computed
     ]
+    if family == DEBERTA_V2 and sorted(config.pos_att_type or ()) != ["c2p", "p2c"]:
+        problems.append(f"pos_att_type is {reprlib.repr(config.pos_att_type)}, not c2p and p2c")
     if problem := problems[0] if problems else family == "modernbert" and _unsupported_layers(config):
         raise UserError(f"{path}: {problem}, which this package does not compute")
     return family, config

@@ -51,10 +51,19 @@ from amos_fairseq.hugging_face.config import (
     read_config,
     short_reason,
 )
-from amos_fairseq.hugging_face.weights import FAMILIES, NEVER_PREDICTED, Head, Weights, count_layers, from_hugging_face
-from amos_fairseq.models.configuration import MODERN, MODERN_ARCH, MODERN_SIZES, SIZES
-from amos_fairseq.models.pretraining import POOLER, PretrainingModel
+from amos_fairseq.hugging_face.weights import (
+    DEBERTA_V2,
+    FAMILIES,
+    NEVER_PREDICTED,
+    Head,
+    Weights,
+    count_layers,
+    from_hugging_face,
+)
+from amos_fairseq.models.configuration import DEBERTA, DEBERTA_SIZES, MODERN, MODERN_ARCH, MODERN_SIZES, SIZES
+from amos_fairseq.models.pretraining import DELTA, POOLER, PretrainingModel
 from amos_fairseq.setting_checks import as_flags
+from amos_fairseq.text.tokenization.conversion import from_sentencepiece
 from amos_fairseq.text.tokenization.fast_tokenizer import ABSENT, FastTokenizer, row_map
 from amos_fairseq.text.tokenization.tokenizer import Tokenizer, embedding_symbols
 from amos_fairseq.untrusted import LAST_KEYS, field, plain_name, read_bytes, read_json
@@ -63,6 +72,12 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 WEIGHTS_FILE, PICKLED_WEIGHTS_FILE = "model.safetensors", "pytorch_model.bin"
+# DeBERTaV3's authors put the generator beside the discriminator, and SentencePiece's model of the tokenizer.
+GENERATOR_FILE, GENERATOR_CONFIG_FILE = "pytorch_model.generator.bin", "generator_config.json"
+SPM_FILE, DELTA_OF_AUTHORS = "spm.model", "deberta.embeddings.word_embeddings._weight"
+LARGEST_LAG = 2.0**-7  # of the largest value: half precision, and one update of Delta
+# Lines whose pieces must be those of SentencePiece.
+_COMPARED = ["The quick brown fox doesn't jump over 1,234.5 lazy dogs (yet).", "Café, naïve façade: “quoted” ½ ﬁne."]
 # Tensors of a file may share values, as tied layers do; more of them than this in one file would exhaust the memory.
 MOST_SHARED = 8
 # AutoTokenizer can build a tokenizer.json from one of these.
@@ -145,13 +160,22 @@ def import_folder(
     objective = arch.partition("_")[0]
     if generator is not None and objective != "electra":
         refuse_generator(generator, f"--arch {arch} is not an electra_*")
-    folder_tokenizer = read_folder_tokenizer(tokenizer or path)
+    folder_tokenizer = read_folder_tokenizer(tokenizer or path, folder.config.vocab_size)
     ids = row_map(folder_tokenizer)
     settings = encoder_settings(folder.family, folder.config)
     head = head_to_import(folder, objective)
     weights, unexpected_keys = from_hugging_face(folder.family, folder.weights, [head] if head else [])
     generator_weights: Weights = {}
-    if generator is not None:
+    is_pair = objective == "electra" and folder.family == DEBERTA_V2
+    if is_pair:
+        of_pair, generator_weights, used = read_pair(folder, path, generator, weights)
+        settings |= of_pair
+        unexpected_keys = [name for name in unexpected_keys if name not in used]
+        if not generator_weights:
+            remarks.append(
+                f"no {GENERATOR_FILE}: the generator is new, and amos adapt trains it first (--generator new)"
+            )
+    elif generator is not None:
         settings["generator_size"], generator_weights, left_out = read_generator(folder, generator, weights)
         unexpected_keys += [f"{generator}: {name}" for name in left_out]
     num_parameters = sum(tensor.numel() for key, tensor in weights.items() if key.startswith(_OF_ENCODER))
@@ -202,12 +226,14 @@ def refuse_other_folder(path: Path) -> None:
 
 def default_arch(folder: Folder) -> str:
     """Return the objective of the folder's head (ELECTRA, or MLM), else AMOS, in the size with this width, else base."""
-    is_modern = folder.family == "modernbert"
-    prefix, sizes = (f"{MODERN_ARCH}_", MODERN_SIZES) if is_modern else ("", SIZES)
+    others = {"modernbert": (f"{MODERN_ARCH}_", MODERN_SIZES), DEBERTA_V2: (f"{DEBERTA}_", DEBERTA_SIZES)}
+    prefix, sizes = others.get(folder.family, ("", SIZES))
     width = folder.config.hidden_size
     size = next((size for size, settings in sizes.items() if settings["encoder_embed_dim"] == width), "base")
-    if folder.family == "electra":
-        return f"electra_{size}"
+    if folder.family == "electra" or (folder.family == DEBERTA_V2 and folder.has_head(Head.PRETRAINING)):
+        return f"electra_{prefix}{size}"
+    if folder.family == DEBERTA_V2:  # whose masked language model in transformers has no mask decoder
+        return f"amos_{prefix}{size}"
     return f"mlm_{prefix}{size}" if folder.has_head(Head.MASKED_LM) else f"amos_{prefix}{size}"
 
 
@@ -215,8 +241,8 @@ def head_to_import(folder: Folder, objective: str) -> Head | None:
     """Return the head of the folder that the objective continues to train, if there is one."""
     head = None
     if objective == "mlm":
-        head = Head.MASKED_LM
-    elif objective == "electra" and folder.family == "electra":
+        head = None if folder.family == DEBERTA_V2 else Head.MASKED_LM
+    elif objective == "electra" and folder.family in ("electra", DEBERTA_V2):
         head = Head.PRETRAINING
     elif objective == "amos" or (objective == "electra" and folder.family == "modernbert"):
         labels = {int(number): label for number, label in (folder.config.id2label or {}).items()}
@@ -239,6 +265,8 @@ def check_sizes(path: Path, settings: dict[str, Any], weights: Weights) -> None:
         "embed_tokens.weight": [len(weights["embed_tokens.weight"]), embedding_width],
         "encoder.embed_positions.weight": [settings["max_positions"], embedding_width],
         "encoder.embed_token_types.weight": [settings["token_types"], embedding_width],
+        "encoder.decoder_positions.weight": [settings["max_positions"], width],
+        "encoder.relative_table.weight": [settings.get("relative_position_buckets"), width],
         f"{first}attention.query_key_value.weight": [3 * width, width],
         f"{first}ffn_in.weight": [settings["encoder_ffn_embed_dim"] * (2 if is_modern else 1), width],
     }
@@ -264,6 +292,42 @@ def read_generator(folder: Folder, path: Path, discriminator: Weights) -> tuple[
     if differing := [name for name in shared if not torch.equal(discriminator[name], weights[name])]:
         refuse_generator(path, f"{', '.join(differing)} differ")
     return size, {name: tensor for name, tensor in weights.items() if name not in shared}, unexpected_keys
+
+
+def read_pair(
+    folder: Folder, path: Path, generator: Path | None, discriminator: Weights
+) -> tuple[dict[str, Any], Weights, list[str]]:
+    """Return settings of DeBERTaV3's pair, the weights that its generator alone has, and names of the folder that were used.
+
+    Without a generator these are the settings of a new one. With it, ``discriminator`` gets the generator's table of tokens E
+    and the difference Delta to its own, which the folder has as ``_weight``, or which is computed. In a folder with both, the
+    whole table may be older by one update than Delta.
+    """
+    here = encoder_settings(DEBERTA_V2, folder.config)
+    settings = {"generator_size": 1.0, "disentangled_embeddings": True}
+    settings["generator_layers"] = max(2, here["encoder_layers"] // 2)
+    if generator is None and not (path / GENERATOR_FILE).is_file():
+        return settings, {}, []
+    source = generator or path
+    is_of_authors = (source / GENERATOR_FILE).is_file()
+    other = read_folder(source, is_of_authors)
+    if other.family != DEBERTA_V2:
+        refuse_generator(source, "it is no DeBERTaV3")
+    there = encoder_settings(DEBERTA_V2, other.config)
+    if differing := [name for name in here if here[name] != there[name] and name != "encoder_layers"]:
+        refuse_generator(source, f"{differing[0]} is {there[differing[0]]}, and must be {here[differing[0]]}")
+    weights, _ = from_hugging_face(DEBERTA_V2, other.weights, [Head.MASKED_LM])
+    check_sizes(source, there, weights)
+    shared, whole = weights.pop("embed_tokens.weight"), discriminator["embed_tokens.weight"]
+    delta = folder.weights.get(DELTA_OF_AUTHORS)
+    if shared.shape != whole.shape or (delta is not None and delta.shape != whole.shape):
+        refuse_generator(source, "its table of tokens has another size")
+    if delta is None:
+        delta = whole - shared
+    elif not (shared + delta - whole).abs().max() <= LARGEST_LAG * whole.abs().max():
+        refuse_generator(source, "its table of tokens and _weight do not add up to the discriminator's table")
+    discriminator |= {"embed_tokens.weight": shared, DELTA: delta}
+    return settings | {"generator_layers": there["encoder_layers"]}, weights, [DELTA_OF_AUTHORS]
 
 
 def refuse_generator(path: Path, reason: str) -> NoReturn:
@@ -292,9 +356,10 @@ def vocabulary_remarks(symbols: list[str], ids: Tensor, num_rows: int) -> list[s
     return remarks
 
 
-def read_folder(path: Path) -> Folder:
-    family, config = read_config(path / CONFIG_FILE)
-    file = weights_file(path)
+def read_folder(path: Path, is_generator: bool = False) -> Folder:
+    """Return the model of a folder, or the generator that DeBERTaV3's authors put beside it."""
+    family, config = read_config(path / (GENERATOR_CONFIG_FILE if is_generator else CONFIG_FILE))
+    file = path / GENERATOR_FILE if is_generator else weights_file(path)
     return Folder(family, config, _read_shards(file) if file.suffix == ".json" else _read_weights(file))
 
 
@@ -367,10 +432,16 @@ def _fault_of(weights: Any, size: int) -> str:
     return "it has tensors of more values than it stores" if is_larger else ""
 
 
-def read_folder_tokenizer(path: Path) -> FastTokenizer:
-    """Return the tokenizer of the folder; ``transformers`` converts one without ``tokenizer.json``."""
+def read_folder_tokenizer(path: Path, num_rows: int = 1) -> FastTokenizer:
+    """Return the tokenizer of the folder; ``transformers`` converts one without ``tokenizer.json``.
+
+    Not DeBERTaV3's ``spm.model``, in which versions 4 and 5 see different pieces; ``num_rows`` are those of the model's table.
+    """
     if os.path.lexists(path / FastTokenizer.model_file):
         return FastTokenizer.from_files(path, {})
+    if os.path.isfile(path / SPM_FILE):
+        model = read_bytes(path / SPM_FILE, WHOLE_FOLDER)
+        return from_sentencepiece(path / SPM_FILE, model, _COMPARED, num_rows)
     # Opening a pipe would wait for its writer.
     are_files = path.is_dir() and all(file.is_dir() or os.path.isfile(file) for file in path.iterdir())
     settings = read_json(path / "tokenizer_config.json", WHOLE_FOLDER, optional=True, **LAST_KEYS) or {}
@@ -435,7 +506,7 @@ def fill(model: BaseFairseqModel, weights: Weights, ids: Tensor) -> list[str]:
     state = model.state_dict()
     known = (ids != ABSENT).nonzero().squeeze(1)
     for name, theirs in weights.items():
-        has_rows_of_vocabulary = re.fullmatch(r"embed_tokens\.weight|mlm_heads?(\.\d+)?\.bias", name)
+        has_rows_of_vocabulary = re.fullmatch(r"embed_tokens\.weight|disentangled\S+|mlm_heads?(\.\d+)?\.bias", name)
         compared = slice(1 if has_rows_of_vocabulary else 0, None)  # the number of rows may differ
         if name not in state or state[name].shape[compared] != theirs.shape[compared]:
             expected = list(state[name].shape) if name in state else "nothing"

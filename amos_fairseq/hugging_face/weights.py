@@ -31,6 +31,7 @@ class Head(Enum):
     MASKED_LM = "masked_lm", "ForMaskedLM", "mlm_head.", "fill-mask"
     # Of AMOS, and of all objectives on ModernBERT: the head is that of token classification.
     DETECTION = "detection", "ForTokenClassification", "detection_head.", "token-classification"
+    # Of DeBERTaV3, in folders of its authors alone: transformers has no class with this head.
     PRETRAINING = "pretraining", "ForPreTraining", "detection_head.", None  # ELECTRA: dense, gelu, linear
     ENERGY = "energy", "ForPreTraining", "detection_head.", None  # Electric: the same layers with another meaning
     SEQUENCE_CLASSIFICATION = (
@@ -58,6 +59,7 @@ class Head(Enum):
 
 # MPNet with the positions of the released AMOS checkpoint: no class of Hugging Face has them (see custom_code/).
 CUSTOM = "custom"
+DEBERTA_V2 = "deberta-v2"  # the type of DeBERTaV3's models as well
 _TOKEN_TYPES, _PROJECTION = "encoder.embed_token_types.weight", "encoder.embedding_projection."
 _POOLER = "pooler_"  # of BERT: below, a classification head has it as its dense layer
 # How a linear classification head is exported to a class that has a dense layer before it: the dense layer multiplies states by
@@ -164,6 +166,14 @@ _MODERN: Names = {
 }
 
 
+_POSITIONS = "encoder.embed_positions.weight"
+_DEBERTA: Names = {name: theirs for name, theirs in _BERT.items() if name not in (_TOKEN_TYPES, _POSITIONS)} | {
+    "encoder.relative_table.weight": "encoder.rel_embeddings.weight",
+    "encoder.relative_norm.*": "encoder.LayerNorm.*",
+    "encoder.layers.N.attention.query_key_value.*": ("encoder.layer.N.attention.self.{query,key,value}_proj.*", Q_K_V),
+}
+
+
 def _under(prefix: str, names: Names) -> Names:
     return {
         ours: f"{prefix}.{line}" if isinstance(line, str) else (f"{prefix}.{line[0]}", line[1])
@@ -254,6 +264,24 @@ FAMILIES: dict[str, Family] = {
         {"decoder.weight": "model.embeddings.tok_embeddings.weight"},
         optional="encoder.layers.0.attention_norm.",
     ),
+    DEBERTA_V2: Family(
+        "DebertaV2", "deberta", _under("deberta", _DEBERTA),
+        _COMMON_HEADS | {
+            # Of the generator and of the discriminator in a folder of the authors.
+            Head.MASKED_LM: _mlm_head(
+                "lm_predictions.lm_head.dense.*", "lm_predictions.lm_head.LayerNorm.*", "lm_predictions.lm_head.bias"
+            ) | {"encoder.decoder_positions.weight": "deberta.embeddings.position_embeddings.weight"},
+            Head.PRETRAINING: {
+                "detection_head.dense.*": "mask_predictions.dense.*",
+                "detection_head.norm.*": "mask_predictions.LayerNorm.*",
+                "detection_head.output.*": "mask_predictions.classifier.*",
+            },
+            Head.SEQUENCE_CLASSIFICATION: {
+                "classification_head.dense.*": "pooler.dense.*", "classification_head.output.*": "classifier.*",
+            },
+        },
+        {},
+    ),
 }
 FAMILIES[CUSTOM] = FAMILIES["mpnet"]._replace(name="Amos")
 # fmt: on
@@ -303,7 +331,7 @@ def to_hugging_face(family: str, head: Head, weights: Weights) -> Weights:
         ours_by_name[_TOKEN_TYPES] = types.expand(exported_token_types(family, len(types)), -1)
     if "classification_head.dense.*" in names and "classification_head.dense.weight" not in weights:
         # A dense layer after which the linear head computes the same as before.
-        scale, slope = _LINEAR_HEAD_SCALES["gelu" if family == "electra" else "tanh"]
+        scale, slope = _LINEAR_HEAD_SCALES["gelu" if family in ("electra", DEBERTA_V2) else "tanh"]
         output = weights["classification_head.output.weight"]
         ours_by_name |= {
             "classification_head.dense.weight": torch.eye(output.size(1)) * scale,

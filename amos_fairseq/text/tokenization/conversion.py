@@ -109,8 +109,10 @@ def _characters(text: str) -> Counter[str]:
     return Counter("".join(text.split()).replace(SPACE, ""))
 
 
-def from_sentencepiece(path: Path, model: bytes, lines: list[str]) -> FastTokenizer:
+def from_sentencepiece(path: Path, model: bytes, lines: list[str], num_rows: int = 0) -> FastTokenizer:
     """Convert a BPE or unigram model; its pieces keep their order, without the unknown, control and unused ones.
+
+    With ``num_rows`` (of the table of a model that has this tokenizer) all pieces keep their ids: :func:`ids_in_place`.
 
     The library's step for a model's table of characters drops an accent behind a pair for which the table has a rule, and
     misses long pairs (halfwidth kana). Where the table composes accents, this is done beside it; but some texts (vocalized
@@ -147,7 +149,7 @@ def from_sentencepiece(path: Path, model: bytes, lines: list[str]) -> FastTokeni
         return pieces == wanted or (kind == _UNIGRAM and math.isclose(ours, theirs, rel_tol=_TIE))
 
     for composing in ([True] if processor.normalize("e\u0301") == processor.normalize("\xe9") else []) + [False]:
-        tokenizer = library_of_pieces(proto, kept, sentencepiece_normalizer(proto.normalizer_spec, composing))
+        tokenizer = library_of_pieces(proto, kept, sentencepiece_normalizer(proto.normalizer_spec, composing), num_rows)
         encoded = tokenizer.encode_lines(lines)
         pairs = [pair for pair in zip(encoded, expected, strict=True) if not are_equal(*pair)]
         if not pairs:
@@ -173,12 +175,30 @@ def sentencepiece_normalizer(spec: Any, composing: bool) -> normalizers.Normaliz
     return normalizers.Sequence(steps)
 
 
-def library_of_pieces(proto: Any, pieces: Sequence[Any], normalizer: normalizers.Normalizer) -> FastTokenizer:
+def ids_in_place(pieces: Sequence[str], num_rows: int) -> tuple[dict[str, int], dict[str, str]]:
+    """Return token -> id and fairseq's symbol -> token, as DeBERTaV3 has them: [MASK] is behind the last piece.
+
+    Rows of the table without a token get names that no text spells, so that they stay what they are.
+    """
+    ids = {token: index for index, token in enumerate(dict.fromkeys([*pieces, "[MASK]"]))}
+    ids |= {f"[unused{row}]": row for row in range(len(ids), num_rows)}
+    special_tokens = {symbol: next((each for each in names if each in ids), "") for symbol, _, names in ROLES}
+    if absent := [symbol for symbol, token in special_tokens.items() if not token]:
+        raise UserError(f"the SentencePiece model has no piece in the role of {', '.join(absent)}: give tokenizer.json")
+    return ids, special_tokens
+
+
+def library_of_pieces(
+    proto: Any, pieces: Sequence[Any], normalizer: normalizers.Normalizer, num_rows: int = 0
+) -> FastTokenizer:
     """Build the tokenizer of these ``pieces`` of a SentencePiece model."""
     spec, has_bytes = proto.normalizer_spec, proto.trainer_spec.byte_fallback
     scores = {piece.piece: piece.score for piece in pieces if piece.type == NORMAL}
     user_defined = [piece.piece for piece in pieces if piece.type == _USER_DEFINED]
-    ids, special_tokens = token_ids([piece.piece for piece in pieces])
+    if num_rows:
+        ids, special_tokens = ids_in_place([piece.piece for piece in proto.pieces], num_rows)
+    else:
+        ids, special_tokens = token_ids([piece.piece for piece in pieces])
     # Where no piece goes on behind a space, words are split first, which is faster.
     has_words = SPACE in scores and not any(SPACE in piece[1:] for piece in [*scores, *user_defined])
     scheme = "first" if spec.add_dummy_prefix and spec.remove_extra_whitespaces else "never"
