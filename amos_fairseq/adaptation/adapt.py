@@ -62,7 +62,7 @@ from amos_fairseq.hugging_face.import_folder import (
     report_lines,
     write,
 )
-from amos_fairseq.models.configuration import OF_PROCESS, EncoderConfig
+from amos_fairseq.models.configuration import DEBERTA, OF_PROCESS, EncoderConfig
 from amos_fairseq.models.pretraining import is_fine_tuned
 from amos_fairseq.output.terminal import say
 from amos_fairseq.recipes import find_recipe
@@ -296,7 +296,10 @@ def write_recipes(args: Adaptation, out: Path) -> None:
         name = next(name for widest, name in GENERATORS.items() if model["encoder_embed_dim"] <= widest)
         positions = {"max_positions": model["max_positions"]}
         write_recipe(out / RECIPE_OF_GENERATOR, name, args, positions, RATE_OF_GENERATOR, out / "generator", start=None)
-    write_recipe(out / RECIPE, f"{objective}_base", args, model, rate, out / "run", start.file)
+    # DeBERTaV3's own generator goes with its masks and its weight of the detection loss.
+    is_pair = model.get("disentangled_embeddings") and model["encoder"] == DEBERTA
+    base = f"{objective}_{DEBERTA}_base" if is_pair else f"{objective}_base"
+    write_recipe(out / RECIPE, base, args, model, rate, out / "run", start.file)
 
 
 def why_impossible(objective: str, generator: list[str], start: Start) -> str | None:

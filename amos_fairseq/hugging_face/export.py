@@ -3,6 +3,7 @@
 The card states what is in the checkpoint and in the result beside it, in the words of ``model_card.jinja``.
 """
 
+import dataclasses
 import html
 import json
 import re
@@ -15,13 +16,20 @@ from torch import Tensor
 from amos_fairseq.checkpoints.read import CheckpointPath, LoadedCheckpoint
 from amos_fairseq.errors import UserError
 from amos_fairseq.experiments.records import read_result
-from amos_fairseq.files import check_new_folder, explain_write_errors, file_sha256, whole_folder
+from amos_fairseq.files import check_new_folder, explain_write_errors, file_sha256, json_text, whole_folder, write_text
 from amos_fairseq.hugging_face import custom_code
 from amos_fairseq.hugging_face.config import CONFIG_FILE, hugging_face_config
-from amos_fairseq.hugging_face.import_folder import WEIGHTS_FILE, load_model
-from amos_fairseq.hugging_face.parts import Part, choose_part
+from amos_fairseq.hugging_face.import_folder import (
+    GENERATOR_CONFIG_FILE,
+    GENERATOR_FILE,
+    PICKLED_WEIGHTS_FILE,
+    WEIGHTS_FILE,
+    import_folder,
+    load_model,
+)
+from amos_fairseq.hugging_face.parts import PAIR, Part, choose_part, parts_of, state_of
 from amos_fairseq.hugging_face.verify import verify_folder
-from amos_fairseq.hugging_face.weights import CUSTOM, in_their_rows, to_hugging_face
+from amos_fairseq.hugging_face.weights import CUSTOM, DEBERTA_V2, Head, in_their_rows, to_hugging_face
 from amos_fairseq.text import MASK_SYMBOL
 from amos_fairseq.text.tokenization.exported import exported_tokenizer, with_padding_at_1
 from amos_fairseq.text.tokenization.fast_tokenizer import FastTokenizer, row_map
@@ -44,6 +52,24 @@ _PADDING_AT_1 = ("mpnet", CUSTOM)
 # The other classes refuse, or ignore, an input that they do not have.
 _WITH_TOKEN_TYPES = ("bert", "electra")
 _TEMPLATE = Path(__file__).with_name("model_card.jinja")
+# The settings that the authors' code reads.
+_OF_AUTHORS = (
+    *(
+        "model_type",
+        "attention_probs_dropout_prob",
+        "hidden_act",
+        "hidden_dropout_prob",
+        "hidden_size",
+        "initializer_range",
+    ),
+    *("intermediate_size", "max_position_embeddings", "relative_attention", "position_buckets", "norm_rel_ebd"),
+    *("share_att_key", "pos_att_type", "layer_norm_eps", "max_relative_positions", "position_biased_input"),
+    *("num_attention_heads", "type_vocab_size", "vocab_size", "num_hidden_layers"),
+)
+_HALF = 2.0**-10  # rounding to float16, relative to the largest value
+_PAIR = (
+    "and the generator beside it, in the form of DeBERTa's authors, whose code needs the spm.model of the tokenizer too"
+)
 _SPECIAL_IDS = {"bos_token_id": BOS, "pad_token_id": PAD, "eos_token_id": EOS}
 
 
@@ -199,13 +225,16 @@ def export(
     if run.is_dir() and (scored := read_result(run)) is not None and (run / scored.checkpoint).is_file():
         checkpoint = run / scored.checkpoint  # --keep-checkpoints, or a kill, leaves the last one beside it
     loaded = load_model(checkpoint, tokenizer)
-    chosen = choose_part(loaded, part, head)
+    is_pair = part == PAIR and part in parts_of(loaded.model)
+    chosen = choose_part(loaded, None if is_pair else part, head)
     check_output_folder(out, force)
     # transformers 5 shows a bar for each file of weights, and a table of those that a class does not read, such as the pooler.
     logging.disable_progress_bar()
     logging.set_verbosity_error()
     explained = explain_write_errors(out, "make room, permit writing, or give another folder")
     with explained, whole_folder(out, force) as folder:
+        if is_pair:
+            return dataclasses.replace(chosen, description=_PAIR), write_pair(folder, loaded)
         rows = write_tokenizer(folder, loaded, chosen.family, chosen.shape.max_positions)
         num_parameters = write_model(folder, chosen, rows)
         custom_code.write_code(folder, chosen.family == CUSTOM, not isinstance(loaded.tokenizer, FastTokenizer))
@@ -250,6 +279,53 @@ def write_model(folder: Path, part: Part, rows: TokenIds) -> int:
     # safetensors creates files that only their owner can read; all other files follow the user's umask.
     (folder / WEIGHTS_FILE).chmod((folder / CONFIG_FILE).stat().st_mode)
     return sum(parameter.numel() for parameter in model.parameters())
+
+
+@torch.no_grad()
+def write_pair(folder: Path, loaded: LoadedCheckpoint) -> str:
+    """Write DeBERTaV3's two networks as its authors do: float16, the discriminator's table as Delta and as the whole. Return
+    how well they agree with the checkpoint when they are imported again.
+    """
+    model = loaded.model
+    rows = write_tokenizer(folder, loaded, DEBERTA_V2, model.max_positions())
+    shared, delta = model.embed_tokens.weight, model.disentangled_embedding.delta.weight
+    networks = {
+        PICKLED_WEIGHTS_FILE: (model.discriminator, delta, Head.PRETRAINING, model.detection_head, CONFIG_FILE),
+        GENERATOR_FILE: (model.generator, shared, Head.MASKED_LM, model.mlm_head, GENERATOR_CONFIG_FILE),
+    }
+    states = {}
+    for file, (encoder, table, head, module, config_file) in networks.items():
+        weights = {"embed_tokens.weight": table} | state_of("encoder.", encoder) | state_of(head.prefix, module)
+        state = to_hugging_face(DEBERTA_V2, head, in_their_rows(weights, rows.ids, rows.num_rows))
+        states[file] = {name: tensor.half() for name, tensor in state.items()}
+        if not all(tensor.isfinite().all() for tensor in states[file].values()):
+            raise UserError(
+                f"{loaded.file} has weights beyond float16, in which the authors' form is: export --part encoder"
+            )
+        config = hugging_face_config(DEBERTA_V2, encoder.shape, rows.num_rows).to_dict() | {"pos_att_type": "p2c|c2p"}
+        write_text(folder / config_file, json_text({name: config[name] for name in _OF_AUTHORS}))
+    discriminator, generator = states.values()
+    for table in ("word_embeddings", "position_embeddings"):
+        name = f"deberta.embeddings.{table}"
+        # The discriminator has positions of its own that it never reads; their difference stays 0.
+        discriminator[f"{name}._weight"] = discriminator.get(
+            f"{name}.weight", torch.zeros_like(generator[f"{name}.weight"])
+        )
+        discriminator[f"{name}.weight"] = generator[f"{name}.weight"] + discriminator[f"{name}._weight"]
+    for file, state in states.items():
+        torch.save(state, folder / file)
+    again, num_rows = import_folder(folder).model.state_dict(), len(loaded.dictionary)
+    largest = 0.0
+    for name, tensor in model.state_dict().items():
+        of_tokens = slice(num_rows if len(tensor) == model.vocabulary.padded_size else None)
+        largest = max(
+            largest, ((again[name] - tensor)[of_tokens].abs().max() / tensor.abs().max().clamp(min=1e-9)).item()
+        )
+    if not largest <= _HALF:
+        raise UserError(f"the exported pair differs from the checkpoint by {largest:.1e}: nothing was written")
+    return (
+        f"float16; imported again, {len(again)} weights differ by {largest:.1e} of the largest value of each, or less"
+    )
 
 
 def check_output_folder(path: Path, replace: bool) -> None:

@@ -13,7 +13,7 @@ from torch.nn.functional import linear
 from amos_fairseq.checkpoints.read import LoadedCheckpoint
 from amos_fairseq.errors import UserError
 from amos_fairseq.hugging_face.config import DETECTION_LABELS, MPNET_BUCKETS, MPNET_MAX_DISTANCE
-from amos_fairseq.hugging_face.weights import CUSTOM, Head, Weights, class_name
+from amos_fairseq.hugging_face.weights import CUSTOM, DEBERTA_V2, Head, Weights, class_name
 from amos_fairseq.models.amos import AmosModel
 from amos_fairseq.models.electric import ElectricModel
 from amos_fairseq.models.mlm import MlmModel
@@ -24,6 +24,7 @@ from amos_fairseq.modules.encoder import TransformerConfig, TransformerEncoder
 from amos_fairseq.modules.heads import DenseDetectionHead
 from amos_fairseq.modules.modern_encoder import ModernBertEncoderConfig
 
+PAIR = "pair"  # generator and discriminator of DeBERTaV3, in the form of its authors
 # Of a head for texts, by the kind of its outputs.
 _PROBLEM_TYPES = {
     "classes": "single_label_classification",
@@ -74,9 +75,9 @@ class Part:
     def weights(self) -> Weights:
         """All weights, under our names of :mod:`.weights`, the vocabulary in our rows."""
         weights = (
-            {"embed_tokens.weight": self.embedding.weight.detach()} | _state("encoder.", self.encoder) | self.pooler
+            {"embed_tokens.weight": self.embedding.weight.detach()} | state_of("encoder.", self.encoder) | self.pooler
         )
-        return weights if self.module is None else weights | _state(self.head.prefix, self.module)
+        return weights if self.module is None else weights | state_of(self.head.prefix, self.module)
 
     def outputs(self, tokens: Tensor) -> Tensor:
         """Compute with our own code what the exported class returns for tokens [B,T] in our ids: the states [B,T,D] of a bare
@@ -90,7 +91,15 @@ class Part:
 def parts_of(model: nn.Module) -> list[str]:
     if not isinstance(model, PretrainingModel):
         return ["encoder"]
-    return ["encoder", "mlm"] if isinstance(model, MlmModel) else ["encoder", "generator", "discriminator"]
+    if isinstance(model, MlmModel):
+        return ["encoder", "mlm"]
+    return ["encoder", "generator", "discriminator", *[PAIR] * is_pair(model)]
+
+
+def is_pair(model: nn.Module) -> bool:
+    """Return whether the model is DeBERTaV3's: a generator with a mask decoder, and the discriminator's own difference."""
+    generator = getattr(model, "generator", None)
+    return getattr(generator, "decoder_positions", None) is not None and model.disentangled_embedding is not None
 
 
 def choose_part(loaded: LoadedCheckpoint, name: str | None = None, head: str | None = None) -> Part:
@@ -216,7 +225,16 @@ def family_of(loaded: LoadedCheckpoint, part: Part) -> str:
     head, shape, projected = part.head, part.shape, part.shape.is_projected  # only ELECTRA projects its embeddings
     activation = str(loaded.model.cfg.pooler_activation_fn)  # of classification heads; "linear": no dense layer
     if isinstance(shape, DebertaEncoderConfig):
-        raise UserError(f"{loaded.file} has DeBERTaV3's encoder, which is not exported yet")
+        if head == Head.MASKED_LM:
+            refuse(
+                loaded, "predicts masked tokens on DeBERTaV3, for which transformers has no class with a mask decoder"
+            )
+        if head in (Head.PRETRAINING, Head.ENERGY):
+            pair = f" but in the form of its authors (--part {PAIR})" if is_pair(loaded.model) else ""
+            refuse(loaded, f"has a detection head on DeBERTaV3 that no class has{pair}")
+        if projected:
+            refuse(loaded, "has narrower embeddings, which Hugging Face's DebertaV2 has in another place")
+        return DEBERTA_V2
     if isinstance(shape, ModernBertEncoderConfig):
         if projected or head == Head.ENERGY:
             refuse(loaded, "has energies of tokens or narrower embeddings, which Hugging Face's ModernBERT has not")
@@ -243,7 +261,7 @@ def _named_classes(names: Sequence[str]) -> dict[str, Any]:
     return {"id2label": dict(enumerate(names)), "label2id": {name: number for number, name in enumerate(names)}}
 
 
-def _state(prefix: str, module: nn.Module) -> Weights:
+def state_of(prefix: str, module: nn.Module) -> Weights:
     """Return the state of ``module``, floating point numbers in float32, each name with ``prefix``.
 
     The output layer of a head for a regression gets the mean and deviation of its values into its weights.
