@@ -23,8 +23,8 @@ def add_parser(subparsers: Any) -> None:
     add = parser.add_argument
     add("out", metavar="OUT", type=Path, help="folder to write")
     part_or_head = parser.add_mutually_exclusive_group()
-    text = "part to export; pair: both networks of DeBERTaV3 in the form of its authors (default: the fine-tuned head or the MLM "
-    text += "head with its encoder; otherwise the encoder alone)"
+    text = "part to export; pair: DeBERTaV3's networks in their authors' form (default: the fine-tuned head or the MLM head "
+    text += "with its encoder; otherwise the encoder alone)"
     part_or_head.add_argument("--part", choices=("encoder", "generator", "discriminator", "mlm", "pair"), help=text)
     text = "the task or column whose head to export, of several (default: the encoder without a head)"
     part_or_head.add_argument("--head", metavar="TASK", help=text)

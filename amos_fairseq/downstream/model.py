@@ -27,6 +27,7 @@ from amos_fairseq.models.pretraining import (
     reads_heads,
     same_shape,
 )
+from amos_fairseq.modules.deberta_encoder import DebertaEncoderConfig
 from amos_fairseq.modules.encoder import LayerOutputs, initialize, mark_layer_depths, mark_lr_scale, mark_undecayed
 from amos_fairseq.modules.heads import ClassificationHead
 from amos_fairseq.modules.modern_encoder import ModernBertEncoderConfig
@@ -206,7 +207,9 @@ class TextModel(FineTunedModel):
         head, settings = self.classification_heads[name], {}
         if isinstance(self.encoder.shape, ModernBertEncoderConfig):
             settings = {"classifier_pooling": "mean" if head.pooling == "mean" else "cls"}
-        elif head.pooling == "mean":
+        elif isinstance(self.encoder.shape, DebertaEncoderConfig) and head.dense is not None:
+            settings = {"pooler_hidden_act": str(self.cfg.pooler_activation_fn)}
+        if head.pooling == "mean" and not settings.get("classifier_pooling"):
             raise ValueError("a classification head on the mean of all states (--pooling mean), except on ModernBERT")
         return ExportedHead("sequence_classification", head, head, "its classification head", settings)
 

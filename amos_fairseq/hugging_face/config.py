@@ -10,6 +10,7 @@ from amos_fairseq.hugging_face.weights import CUSTOM, DEBERTA_V2, FAMILIES, expo
 from amos_fairseq.models.configuration import DEBERTA, MODERN
 from amos_fairseq.modules.deberta_encoder import DebertaEncoderConfig
 from amos_fairseq.modules.encoder import TransformerConfig
+from amos_fairseq.modules.heads import POOLER_ACTIVATIONS
 from amos_fairseq.modules.modern_encoder import ModernBertEncoderConfig
 from amos_fairseq.untrusted import LAST_KEYS, finite_number, read_json, whole_number
 
@@ -217,8 +218,11 @@ def read_config(path: Path) -> tuple[str, "PretrainedConfig"]:
         for name, computed in _COMPUTED[family].items()
         if getattr(config, name, computed) != computed
     ]
-    if family == DEBERTA_V2 and sorted(config.pos_att_type or ()) != ["c2p", "p2c"]:
-        problems.append(f"pos_att_type is {reprlib.repr(config.pos_att_type)}, not c2p and p2c")
+    if family == DEBERTA_V2:
+        if sorted(config.pos_att_type or ()) != ["c2p", "p2c"]:
+            problems.append(f"pos_att_type is {reprlib.repr(config.pos_att_type)}, not c2p and p2c")
+        if config.pooler_hidden_act not in POOLER_ACTIVATIONS:
+            problems.append(f"pooler_hidden_act is {reprlib.repr(config.pooler_hidden_act)}, not gelu or tanh")
     if problem := problems[0] if problems else family == "modernbert" and _unsupported_layers(config):
         raise UserError(f"{path}: {problem}, which this package does not compute")
     return family, config

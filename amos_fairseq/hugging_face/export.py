@@ -293,27 +293,21 @@ def write_pair(folder: Path, loaded: LoadedCheckpoint) -> str:
         PICKLED_WEIGHTS_FILE: (model.discriminator, delta, Head.PRETRAINING, model.detection_head, CONFIG_FILE),
         GENERATOR_FILE: (model.generator, shared, Head.MASKED_LM, model.mlm_head, GENERATOR_CONFIG_FILE),
     }
-    states = {}
-    for file, (encoder, table, head, module, config_file) in networks.items():
+    states = []
+    for encoder, table, head, module, config_file in networks.values():
         weights = {"embed_tokens.weight": table} | state_of("encoder.", encoder) | state_of(head.prefix, module)
-        state = to_hugging_face(DEBERTA_V2, head, in_their_rows(weights, rows.ids, rows.num_rows))
-        states[file] = {name: tensor.half() for name, tensor in state.items()}
-        if not all(tensor.isfinite().all() for tensor in states[file].values()):
-            raise UserError(
-                f"{loaded.file} has weights beyond float16, in which the authors' form is: export --part encoder"
-            )
+        states.append(to_hugging_face(DEBERTA_V2, head, in_their_rows(weights, rows.ids, rows.num_rows)))
         config = hugging_face_config(DEBERTA_V2, encoder.shape, rows.num_rows).to_dict() | {"pos_att_type": "p2c|c2p"}
         write_text(folder / config_file, json_text({name: config[name] for name in _OF_AUTHORS}))
-    discriminator, generator = states.values()
+    discriminator, generator = states
     for table in ("word_embeddings", "position_embeddings"):
         name = f"deberta.embeddings.{table}"
+        shared = generator[f"{name}.weight"].half()
         # The discriminator has positions of its own that it never reads; their difference stays 0.
-        discriminator[f"{name}._weight"] = discriminator.get(
-            f"{name}.weight", torch.zeros_like(generator[f"{name}.weight"])
-        )
-        discriminator[f"{name}.weight"] = generator[f"{name}.weight"] + discriminator[f"{name}._weight"]
-    for file, state in states.items():
-        torch.save(state, folder / file)
+        delta = discriminator.get(f"{name}.weight", torch.zeros_like(shared)).half()
+        discriminator |= {f"{name}._weight": delta, f"{name}.weight": shared + delta}
+    for file, state in zip(networks, states, strict=True):
+        torch.save({name: tensor.half() for name, tensor in state.items()}, folder / file)
     again, num_rows = import_folder(folder).model.state_dict(), len(loaded.dictionary)
     largest = 0.0
     for name, tensor in model.state_dict().items():
@@ -322,7 +316,10 @@ def write_pair(folder: Path, loaded: LoadedCheckpoint) -> str:
             largest, ((again[name] - tensor)[of_tokens].abs().max() / tensor.abs().max().clamp(min=1e-9)).item()
         )
     if not largest <= _HALF:
-        raise UserError(f"the exported pair differs from the checkpoint by {largest:.1e}: nothing was written")
+        raise UserError(
+            f"the exported pair differs from the checkpoint by {largest:.1e}: its weights do not fit into float16, which the "
+            "authors have: give --part encoder"
+        )
     return (
         f"float16; imported again, {len(again)} weights differ by {largest:.1e} of the largest value of each, or less"
     )

@@ -232,8 +232,11 @@ def family_of(loaded: LoadedCheckpoint, part: Part) -> str:
         if head in (Head.PRETRAINING, Head.ENERGY):
             pair = f" but in the form of its authors (--part {PAIR})" if is_pair(loaded.model) else ""
             refuse(loaded, f"has a detection head on DeBERTaV3 that no class has{pair}")
-        if projected:
-            refuse(loaded, "has narrower embeddings, which Hugging Face's DebertaV2 has in another place")
+        if projected or shape.position_max_distance < shape.max_positions:
+            refuse(
+                loaded,
+                "has narrower embeddings, or distances beyond its maximum, which transformers computes otherwise",
+            )
         return DEBERTA_V2
     if isinstance(shape, ModernBertEncoderConfig):
         if projected or head == Head.ENERGY:

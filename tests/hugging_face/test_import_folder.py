@@ -114,13 +114,26 @@ LARGE = 10**9  # building it would take terabytes, or days
 DEEP = "[" * 100_000 + "]" * 100_000
 WORDS, QUERY = "embeddings.word_embeddings.weight", "encoder.layer.0.attention.self.query.weight"
 ROPE = {"sliding_attention": {"rope_type": "default", "rope_theta": 0.0}}
+OF_DEBERTA_V3 = {"relative_attention": True, "share_att_key": True, "position_biased_input": False}
+OF_DEBERTA_V3 |= {"norm_rel_ebd": "layer_norm", "type_vocab_size": 0, "pos_att_type": "p2c|c2p"}
 UNFIT = "do not fit their configuration"
 # Family, change of its folder, what the line names.
 REFUSED: dict[str, tuple[str, Change, str]] = {
-    "deberta-v2": (
+    "deberta, version 1": ("bert", config(model_type="deberta"), "its model_type 'deberta' is none that"),
+    "deberta, version 2": (
         "bert",
-        config(model_type="deberta-v2"),
-        "its model_type 'deberta-v2' is none that",
+        config(model_type="deberta-v2", conv_kernel_size=3, **OF_DEBERTA_V3),
+        "conv_kernel_size is 3, not 0, which this package does not compute",
+    ),
+    "deberta, projections": (
+        "bert",
+        config(model_type="deberta-v2", **OF_DEBERTA_V3 | {"share_att_key": False}),
+        "share_att_key is False, not True",
+    ),
+    "deberta, positions": (
+        "bert",
+        config(model_type="deberta-v2", **OF_DEBERTA_V3 | {"pos_att_type": "c2p"}),
+        "pos_att_type is ['c2p'], not c2p and p2c",
     ),
     "modules: images": ("bert", modules("CLIPModel"), "begin with a text encoder ('sentence_transformers.models.CLIP"),
     "modules: outside": ("bert", modules("Transformer", "1_a/../.."), "Transformer 1_a/../..'"),

@@ -9,7 +9,7 @@ import transformers
 from fairseq.models import BaseFairseqModel
 from hugging_face_folders import assert_close, export, outputs, padded_tokens, predicted_everywhere
 from saved_models import write_run
-from small_models import MODERN
+from small_models import DEBERTA, DEBERTA_PAIR, MODERN
 from torch import Tensor
 
 import amos_fairseq
@@ -27,6 +27,7 @@ def exported(tmp_path: Path, settings: dict, *flags: str, check: bool = False) -
 
 ABSOLUTE = {"relative_position_scheme": "none"}
 DEEP_MODERN = {"encoder_layers": 3, "global_attention_every": 2, "global_rope_theta": 900.0}
+DEBERTA_150 = {"relative_position_buckets": 16, "relative_position_max_distance": 150}  # as many as positions
 ENCODERS = {
     "t5": ({}, "MPNetModel"),
     "none": (ABSOLUTE, "BertModel"),
@@ -38,6 +39,8 @@ ENCODERS = {
         "BertModel",
     ),
     "modernbert": (MODERN | DEEP_MODERN, "ModernBertModel"),
+    "amos on deberta": (DEBERTA | DEBERTA_150, "DebertaV2Model"),
+    "debertas pair": (DEBERTA_PAIR | DEBERTA_150 | {"objective": "electra"}, "DebertaV2Model"),
     "electra on modernbert": (MODERN | {"objective": "electra"}, "ModernBertModel"),
 }
 
@@ -139,6 +142,21 @@ HEADS = {
     "electra": ({"objective": "electra"}, "Electra", "PreTraining", NO_LABELS),
     "teams": ({"objective": "teams"}, "Bert", "Detection", DETECTOR),
     "amos on modernbert": (MODERN, "ModernBert", "Detection", DETECTOR),
+    "amos on deberta": (DEBERTA | DEBERTA_150, "DebertaV2", "Detection", DETECTOR),
+    "spans, deberta": (DEBERTA | DEBERTA_150 | SPANS, "DebertaV2", "QuestionAnswering", {}),
+    "words, deberta": (DEBERTA | DEBERTA_150 | WORDS, "DebertaV2", "TokenClassification", WORD_LABELS),
+    "texts, deberta": (
+        DEBERTA | DEBERTA_150 | THREE,
+        "DebertaV2",
+        "SequenceClassification",
+        {"pooler_hidden_act": "tanh"},
+    ),
+    "texts, linear, deberta": (
+        DEBERTA | DEBERTA_150 | THREE | {"pooler_activation_fn": "linear"},
+        "DebertaV2",
+        "SequenceClassification",
+        {"pooler_hidden_act": "gelu"},
+    ),
     "spans": (SPANS, "MPNet", "QuestionAnswering", {}),
     "spans, modernbert": (MODERN | SPANS, "ModernBert", "QuestionAnswering", {}),
     "words": (WORDS, "MPNet", "TokenClassification", WORD_LABELS),
