@@ -11,8 +11,8 @@ from amos_fairseq.errors import UserError
 DESCRIPTION = """\
 Convert SOURCE to OUT.pt, a checkpoint for fairseq-train (fine-tuning or further pretraining), `amos glue`, `amos squad`,
 `amos export` and amos_fairseq.load, with its tokenizer in the directory `tokenizer` beside it. SOURCE is the folder of an
-MPNet, ELECTRA (discriminator), BERT or RoBERTa model, whose MLM head is used by the mlm_* architectures; or, with --from
-microsoft-amos, the checkpoint released by the AMOS authors, whose sp.model and dict.txt are in the --tokenizer directory.
+MPNet, ELECTRA (discriminator), DeBERTaV3, BERT or RoBERTa model, whose MLM head is used by the mlm_* architectures; or, with
+--from microsoft-amos, the checkpoint released by the AMOS authors, whose sp.model and dict.txt are in the --tokenizer directory.
 No code of SOURCE is executed. Parameters that SOURCE lacks are initialized randomly, and parameters without a counterpart
 are left out; the command prints both.
 """
@@ -28,7 +28,9 @@ def add_parser(subparsers: Any) -> None:
     text = f"kind of SOURCE: {HUGGING_FACE} or {MICROSOFT_AMOS}"
     choices = (HUGGING_FACE, MICROSOFT_AMOS)
     add("--from", dest="origin", metavar="KIND", choices=choices, default=HUGGING_FACE, help=text)
-    text = "folder of ELECTRA's generator (default: initialize the generator randomly)"
+    text = (
+        "folder of ELECTRA's or DeBERTaV3's generator (default: the file beside DeBERTaV3's discriminator, else random)"
+    )
     add("--generator", metavar="DIR", type=Path, help=text)
     text = "architecture to continue with such as electra_small; SOURCE decides the sizes "
     text += "(default: electra for ELECTRA, mlm where SOURCE has an MLM head, else amos)"
