@@ -12,7 +12,7 @@ DESCRIPTION = """\
 Convert SOURCE to OUT.pt, a checkpoint for fairseq-train (fine-tuning or further pretraining), `amos glue`, `amos squad`,
 `amos export` and amos_fairseq.load, with its tokenizer in the directory `tokenizer` beside it. SOURCE is the folder of an
 MPNet, ELECTRA (discriminator), DeBERTaV3, BERT or RoBERTa model, whose MLM head is used by the mlm_* architectures; or, with
---from microsoft-amos, the checkpoint released by the AMOS authors, whose sp.model and dict.txt are in the --tokenizer directory.
+--from microsoft-amos, the checkpoint released by the AMOS authors, with sp.model and dict.txt in the --tokenizer directory.
 No code of SOURCE is executed. Parameters that SOURCE lacks are initialized randomly, and parameters without a counterpart
 are left out; the command prints both.
 """

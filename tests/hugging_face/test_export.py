@@ -140,7 +140,7 @@ def test_force_replaces_exported_folders_only(runs, tmp_path, monkeypatch, capsy
 def test_a_full_disk_leaves_nothing(runs, tmp_path, monkeypatch, limit):
     """At the tokenizer and at the weights: each library hides the system's error in its own way."""
     loaded = load_checkpoint(runs / "amos")
-    monkeypatch.setattr(export_module, "load_checkpoint", lambda *arguments: loaded)
+    monkeypatch.setattr(export_module, "load_model", lambda *arguments: loaded)
     said = r"out cannot be written \(File too large\): make room"
     with full_disk(limit), pytest.raises(UserError, match=said):
         export(runs / "amos", tmp_path / "out", check=False)
