@@ -158,7 +158,7 @@ def test_the_scored_checkpoint_of_a_fine_tuning_is_exported(tmp_path, monkeypatc
     scored = SimpleNamespace(checkpoint="checkpoint_best.pt")
     for result, file in ((None, run), (scored, run / "checkpoint_best.pt")):
         monkeypatch.setattr(export_module, "read_result", lambda folder, result=result: result)
-        monkeypatch.setattr(export_module, "load_checkpoint", mock.Mock(side_effect=UserError("read")))
+        monkeypatch.setattr(export_module, "load_model", mock.Mock(side_effect=UserError("read")))
         with pytest.raises(UserError, match="read"):
             export(run, tmp_path / "out")
         assert export_module.load_checkpoint.call_args.args[0] == file
