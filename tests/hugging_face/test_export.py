@@ -161,7 +161,7 @@ def test_the_scored_checkpoint_of_a_fine_tuning_is_exported(tmp_path, monkeypatc
         monkeypatch.setattr(export_module, "load_model", mock.Mock(side_effect=UserError("read")))
         with pytest.raises(UserError, match="read"):
             export(run, tmp_path / "out")
-        assert export_module.load_checkpoint.call_args.args[0] == file
+        assert export_module.load_model.call_args.args[0] == file
 
 
 def test_random_heads_of_an_import_are_not_exported(tmp_path):
