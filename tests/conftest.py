@@ -52,6 +52,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items[:] = arranged
 
 
+@pytest.fixture(scope="module")
+def modules_cache(tmp_path_factory) -> Iterator[Path]:
+    """Make transformers copy the code of folders to this directory instead of the user's cache."""
+    transformers = import_module("transformers")
+    with pytest.MonkeyPatch.context() as patch:
+        cache = tmp_path_factory.mktemp("modules")
+        # A process may come to a file twice; the package of the first time looks for code in the first directory.
+        for name in [name for name in sys.modules if name.partition(".")[0] == "transformers_modules"]:
+            patch.delitem(sys.modules, name)
+        patch.setattr(transformers.dynamic_module_utils, "HF_MODULES_CACHE", str(cache))
+        patch.setenv("HF_MODULES_CACHE", str(cache))
+        patch.setattr(sys, "path", [*sys.path])
+        yield cache
+
+
 @pytest.fixture(scope="session", autouse=True)
 def recipes_composed_once() -> Iterator[None]:
     """Hydra composes a recipe of the package, with the same overrides, once for all tests of a process."""

@@ -11,9 +11,10 @@ DESCRIPTION = """\
 Write CHECKPOINT as the folder OUT, which transformers, sentence-transformers and ONNX exporters load without this package:
 model.safetensors, config.json, tokenizer.json with the same token ids, and a model card. A fine-tuned checkpoint becomes a
 classification or question answering model, an mlm checkpoint a masked language model, any other pretraining checkpoint its
-encoder without a head (MPNetModel with t5 positions; ElectraModel or BertModel without relative positions). Only the
-positions of the released AMOS checkpoint need custom code, which is then part of the folder (trust_remote_code=True). The
-command loads OUT and compares it with CHECKPOINT before it puts the folder in place, and writes nothing where they differ.
+encoder without a head (MPNetModel with t5 positions; ElectraModel or BertModel without relative positions). Only
+classifiers on the mean of all states (--pooling mean), except on ModernBERT, and the positions of the released AMOS checkpoint
+need custom code, which is then part of the folder (trust_remote_code=True). The command loads OUT and compares it with
+CHECKPOINT before it puts the folder in place, and writes nothing where they differ.
 """
 
 

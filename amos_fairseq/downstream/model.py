@@ -50,6 +50,7 @@ class ExportedHead:
         outputs: from the last states [B,T,D] and a mask of padding [B,T] to what the class returns.
         description: for messages and the model card.
         settings: for the configuration of the class, besides the names of labels.
+        reads_mean: the head is on the mean of the states, for which the folder gets a class of its own.
     """
 
     kind: str
@@ -57,6 +58,7 @@ class ExportedHead:
     outputs: Callable[[Tensor, Tensor], Tensor]
     description: str
     settings: dict[str, Any] = field(default_factory=dict)
+    reads_mean: bool = False
 
 
 class FineTunedModel(BaseFairseqModel):
@@ -205,13 +207,13 @@ class TextModel(FineTunedModel):
         if name is None:
             return None
         head, settings = self.classification_heads[name], {}
-        if isinstance(self.encoder.shape, ModernBertEncoderConfig):
-            settings = {"classifier_pooling": "mean" if head.pooling == "mean" else "cls"}
-        elif isinstance(self.encoder.shape, DebertaEncoderConfig) and head.dense is not None:
+        reads_mean, shape = head.pooling == "mean", self.encoder.shape
+        description = f"its classification head{' on the mean of all states' if reads_mean else ''}"
+        if isinstance(shape, ModernBertEncoderConfig):  # the only class that can read the mean
+            reads_mean, settings = False, {"classifier_pooling": "mean" if reads_mean else "cls"}
+        elif isinstance(shape, DebertaEncoderConfig) and head.dense is not None:
             settings = {"pooler_hidden_act": str(self.cfg.pooler_activation_fn)}
-        if head.pooling == "mean" and not settings.get("classifier_pooling"):
-            raise ValueError("a classification head on the mean of all states (--pooling mean), except on ModernBERT")
-        return ExportedHead("sequence_classification", head, head, "its classification head", settings)
+        return ExportedHead("sequence_classification", head, head, description, settings, reads_mean)
 
     def register_classification_head(
         self, name: str, num_classes: int, scale: tuple[float, float] | None = None

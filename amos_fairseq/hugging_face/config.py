@@ -91,18 +91,19 @@ _MORE_SIZES = (
 
 
 def config_class(family: str) -> type["PretrainedConfig"]:
-    if family == CUSTOM:
-        from amos_fairseq.hugging_face.custom_code.modeling_amos import AmosConfig
-
-        return AmosConfig
     import transformers
 
     return getattr(transformers, f"{FAMILIES[family].name}Config")
 
 
-def hugging_face_config(family: str, shape: TransformerConfig, num_rows: int, **others: Any) -> "PretrainedConfig":
-    """Return the configuration of ``family`` for an encoder of ``shape``; ``others``: ids of special tokens, labels, ..."""
-    column = _COLUMN.get(family, 2)
+def hugging_face_config(
+    family: str, shape: TransformerConfig, num_rows: int, kind: "type[PretrainedConfig] | None" = None, **others: Any
+) -> "PretrainedConfig":
+    """Return the configuration of ``family``, or of the ``kind`` that code derives from it, for an encoder of ``shape``.
+
+    ``others``: ids of special tokens, labels, ...
+    """
+    kind, column = kind or config_class(family), _COLUMN.get(family, 2)
     settings = {row[column]: getattr(shape, row[1]) for row in _SIZES + _FRACTIONS if row[column]}
     settings |= {"vocab_size": num_rows, "max_position_embeddings": shape.max_positions + POSITION_OFFSET[family]}
     if isinstance(shape, ModernBertEncoderConfig):
@@ -115,7 +116,7 @@ def hugging_face_config(family: str, shape: TransformerConfig, num_rows: int, **
             "cls_token_id": others.get("bos_token_id"),
             "sep_token_id": others.get("eos_token_id"),
         }
-        return config_class(family)(**settings, **others)
+        return kind(**settings, **others)
     settings["hidden_act"] = "gelu"
     if isinstance(shape, DebertaEncoderConfig):
         settings |= _COMPUTED[family] | {
@@ -132,7 +133,7 @@ def hugging_face_config(family: str, shape: TransformerConfig, num_rows: int, **
         settings["relative_attention_max_distance"] = shape.position_max_distance
     if family == "electra":
         settings["embedding_size"] = shape.embedding_width or shape.width
-    return config_class(family)(**settings, **others)
+    return kind(**settings, **others)
 
 
 def encoder_settings(family: str, config: "PretrainedConfig") -> dict[str, Any]:

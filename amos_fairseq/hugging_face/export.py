@@ -237,7 +237,8 @@ def export(
             return dataclasses.replace(chosen, description=_PAIR), write_pair(folder, loaded)
         rows = write_tokenizer(folder, loaded, chosen.family, chosen.shape.max_positions)
         num_parameters = write_model(folder, chosen, rows)
-        custom_code.write_code(folder, chosen.family == CUSTOM, not isinstance(loaded.tokenizer, FastTokenizer))
+        of_tokenizer = {} if isinstance(loaded.tokenizer, FastTokenizer) else custom_code.TOKENIZER_CODE
+        custom_code.write_code(folder, chosen.code | of_tokenizer)
         agreement = verify_folder(folder, loaded, chosen, rows.ids) if check else None
         write_card(folder, out.name, loaded, chosen, num_parameters, agreement)
     return chosen, agreement
@@ -245,23 +246,18 @@ def export(
 
 @torch.no_grad()
 def write_model(folder: Path, part: Part, rows: TokenIds) -> int:
-    """Write ``model.safetensors``, float32, and ``config.json``; for custom positions also their code. Return the number of
-    parameters of the class.
+    """Write ``model.safetensors``, float32, and ``config.json``; return the number of parameters of the class.
 
     AutoModel adds a pooling layer to a bare encoder. Unless one was imported, it gets the identity: ``pooler_output`` is then
     tanh of the first state, not random.
     """
     ids = {name: rows.special_ids.get(symbol) for name, symbol in _SPECIAL_IDS.items()}
-    config = hugging_face_config(
-        part.family, part.shape, rows.num_rows, **part.settings, **ids, architectures=[part.class_name]
-    )
-    if part.family == CUSTOM:
-        from amos_fairseq.hugging_face.custom_code import modeling_amos as classes
-
-        config.auto_map = custom_code.model_auto_map()
-    else:
-        import transformers as classes
-    model = getattr(classes, part.class_name)(config)
+    model_class = part.model_class
+    others = part.settings | ids | {"architectures": [part.class_name]}
+    config = hugging_face_config(part.family, part.shape, rows.num_rows, model_class.config_class, **others)
+    if part.code:
+        config.auto_map = custom_code.model_auto_map(model_class, part.head)
+    model = model_class(config)
     weights = in_their_rows(part.weights, rows.ids, rows.num_rows)
     if rows.unknown_ids and rows.special_ids.get(UNK) is not None:
         embedding = weights["embed_tokens.weight"]

@@ -12,6 +12,7 @@ from torch.nn.functional import linear
 
 from amos_fairseq.checkpoints.read import LoadedCheckpoint
 from amos_fairseq.errors import UserError
+from amos_fairseq.hugging_face import custom_code
 from amos_fairseq.hugging_face.config import DETECTION_LABELS, MPNET_BUCKETS, MPNET_MAX_DISTANCE
 from amos_fairseq.hugging_face.weights import CUSTOM, DEBERTA_V2, Head, Weights, class_name
 from amos_fairseq.models.amos import AmosModel
@@ -42,6 +43,7 @@ class Part:
         logits: of the head, from the states [B,T,D] and a mask of padding [B,T]; None for the states themselves.
         settings: for its configuration: labels, type of problem.
         family: of the exported class.
+        reads_mean: whether its head is on the mean of the states, which no class of transformers but ModernBERT's has.
         pooler: of an imported BERT, for this class.
         token_types: those that a fine-tuned model derives from tokens [B,T], if its encoder has any.
     """
@@ -55,6 +57,7 @@ class Part:
     logits: Callable[[Tensor, Tensor], Tensor] | None = None
     settings: dict[str, Any] = field(default_factory=dict)
     family: str = ""
+    reads_mean: bool = False
     pooler: Weights = field(default_factory=dict)
     token_types: Callable[[Tensor], Tensor | None] = lambda tokens: None
 
@@ -64,7 +67,25 @@ class Part:
 
     @property
     def class_name(self) -> str:
-        return class_name(self.family, self.head)
+        return ("Mean" if self.reads_mean else "") + class_name(self.family, self.head)
+
+    @property
+    def code(self) -> dict[str, str]:
+        """The files of code with the class, see :mod:`.custom_code`; none if it is a class of transformers."""
+        if self.family == CUSTOM:
+            return custom_code.MODEL_CODE
+        return custom_code.MEAN_CODE if self.reads_mean else {}
+
+    @property
+    def model_class(self) -> Any:
+        """The exported class; of code, that of this package."""
+        if self.family == CUSTOM:
+            from amos_fairseq.hugging_face.custom_code import modeling_amos as classes
+        elif self.reads_mean:
+            from amos_fairseq.hugging_face.custom_code import modeling_mean as classes
+        else:
+            import transformers as classes
+        return getattr(classes, self.class_name)
 
     @property
     def labels(self) -> list[str]:
@@ -217,6 +238,7 @@ def fine_tuned_part(loaded: LoadedCheckpoint, task: str | None) -> Part:
         logits=exported.outputs,
         description=f"the encoder with {description}",
         settings=settings,
+        reads_mean=exported.reads_mean,
     )
 
 

@@ -18,7 +18,7 @@ from amos_fairseq.checkpoints.read import LoadedCheckpoint
 from amos_fairseq.errors import UserError
 from amos_fairseq.hugging_face import custom_code
 from amos_fairseq.hugging_face.parts import Part
-from amos_fairseq.hugging_face.weights import CUSTOM, Head
+from amos_fairseq.hugging_face.weights import Head
 from amos_fairseq.text.tokenization.exported import spelled_token_found, texts_to_compare
 from amos_fairseq.text.tokenization.fast_tokenizer import ABSENT
 
@@ -61,10 +61,8 @@ def load_folder(folder: Path, part: Part) -> tuple["PreTrainedTokenizerBase", nn
     import transformers
 
     tokenizer_class, model_class = transformers.AutoTokenizer, getattr(transformers, part.head.auto_class)
-    if part.family == CUSTOM:
-        from amos_fairseq.hugging_face.custom_code import modeling_amos
-
-        model_class = getattr(modeling_amos, part.class_name)
+    if part.code:  # with it, AutoTokenizer would ask on the terminal whether the folder's may run
+        tokenizer_class, model_class = transformers.PreTrainedTokenizerFast, part.model_class
     if custom_code.is_in(folder, custom_code.TOKENIZER_CODE):
         from amos_fairseq.hugging_face.custom_code.tokenization_amos import AmosTokenizer
 

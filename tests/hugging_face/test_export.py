@@ -204,7 +204,6 @@ REFUSED: list[tuple[dict, list[str], str]] = [
     ({"objective": "electric"} | MODERN, ["--part", "discriminator"], "has energies of tokens or narrower embeddings"),
     ({"objective": "electric"} | T5, ["--part", "discriminator"], "two layers on relative positions"),
     ({"objective": "electra", "classes": 2} | NARROW_TANH, [], "has tanh in its classification head and narrower"),
-    ({"classes": 2, "pooling": "mean"}, [], "on the mean of all states (--pooling mean), except on ModernBERT"),
     ({"span_head": "joint"}, [], "was fine-tuned with a joint head for answers"),
 ]
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from failures import error_line
 from fairseq.models import BaseFairseqModel
 from hugging_face_folders import assert_close, export, outputs, padded_tokens, predicted_everywhere
 from saved_models import write_run
@@ -14,6 +15,7 @@ from torch import Tensor
 
 import amos_fairseq
 from amos_fairseq.checkpoints.read import LoadedCheckpoint, load_checkpoint
+from amos_fairseq.cli.main import main
 from amos_fairseq.downstream.model import TEXT_HEAD
 from amos_fairseq.models.teams import TeamsModel
 
@@ -170,6 +172,16 @@ HEADS = {
         "SequenceClassification",
         THREE_CLASSES | {"classifier_pooling": "mean"},
     ),
+    **{
+        f"mean, {name}": (settings | {"pooling": "mean"}, f"Mean{family}", "SequenceClassification", facts)
+        for name, settings, family, facts in (
+            ("mpnet", THREE, "MPNet", THREE_CLASSES | {"model_type": "mean_mpnet"}),
+            ("number", NUMBER | ABSOLUTE, "Bert", {"problem_type": "regression", "model_type": "mean_bert"}),
+            ("gelu", THREE | {"objective": "electra"}, "Electra", THREE_CLASSES | {"model_type": "mean_electra"}),
+            ("linear", THREE | ABSOLUTE | {"pooler_activation_fn": "linear"}, "Bert", THREE_CLASSES),
+            ("released positions", THREE | {"relative_position_scheme": "amos"}, "Amos", THREE_CLASSES),
+        )
+    },
     "number": (NUMBER, "MPNet", "SequenceClassification", {"problem_type": "regression", "id2label": {"0": "LABEL_0"}}),
 }
 
@@ -177,18 +189,28 @@ HEADS = {
 @pytest.mark.slow
 @torch.no_grad()
 @pytest.mark.parametrize("name", HEADS)
-def test_heads(name, tmp_path):
-    """Of labels of words the export's own comparison is on."""
+def test_heads(name, tmp_path, capsys, modules_cache):
+    """Of labels of words, and where the folder has code, the export's own comparison is on."""
     settings, family, kind, facts = HEADS[name]
     flags = ["--part", "discriminator"] if kind in ("PreTraining", "Detection") else []
-    pretrained, out, config = exported(tmp_path, settings, *flags, check="labels" in settings)
+    has_code = family.startswith("Mean")
+    pretrained, out, config = exported(tmp_path, settings, *flags, check=has_code or "labels" in settings)
     auto_class = "TokenClassification" if kind == "Detection" else kind
     assert config["architectures"] == [f"{family}For{auto_class}"]
     assert {key: config.get(key) for key in facts} == facts
     tokens, (ours, theirs) = padded_tokens(pretrained), OUTPUTS[kind]
-    expected, found = ours(pretrained.model, tokens), theirs(outputs(out, f"AutoModelFor{auto_class}", tokens))
+    name = f"AutoModelFor{auto_class}"
+    expected, found = (
+        ours(pretrained.model, tokens),
+        theirs(outputs(out, name, tokens, trust_remote_code=has_code or None)),
+    )
     real = tokens.ne(1) if kind != "SequenceClassification" else slice(None)
     assert_close(expected[real], found[real])
+    if has_code:  # nobody gets another model instead
+        assert f'{name}.from_pretrained("out", trust_remote_code=True)' in (out / "README.md").read_text("utf-8")
+        with pytest.raises(ValueError, match="trust_remote_code=True"):
+            outputs(out, name, tokens, trust_remote_code=False)
+        assert "is none that this package computes" in error_line(capsys, main, "import", out, tmp_path / "in.pt")
 
 
 @pytest.mark.slow

@@ -4,7 +4,6 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,6 +19,7 @@ from amos_fairseq.checkpoints.read import load_checkpoint
 from amos_fairseq.cli.main import main
 from amos_fairseq.text.tokenization.microsoft_tokenizer import MicrosoftAmosTokenizer
 
+pytestmark = pytest.mark.usefixtures("modules_cache")
 TEXT = "the quick brown fox, 14 lazy dogs!"
 # Quotation marks, and punctuation that the released tokenizer splits off.
 RELEASED_TEXTS = ["The fox isn't (too) lazy, it\u2019s quick \u2014 the dog\u2026", "``the'' dog & 7!", "", "\u4e2d 7"]
@@ -28,20 +28,6 @@ FAMILIES = {
     "mpnet mlm": ("MPNetForMaskedLM", [], "AutoModel"),
     "modernbert mlm": ("ModernBertForMaskedLM", [], "AutoModel"),
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def modules_cache(tmp_path_factory) -> Iterator[Path]:
-    """Make transformers copy the code of folders to this directory instead of the user's cache."""
-    with pytest.MonkeyPatch.context() as patch:
-        cache = tmp_path_factory.mktemp("modules")
-        # A process may come to this file twice; the package of the first time looks for code in the first directory.
-        for name in [name for name in sys.modules if name.partition(".")[0] == "transformers_modules"]:
-            patch.delitem(sys.modules, name)
-        patch.setattr(transformers.dynamic_module_utils, "HF_MODULES_CACHE", str(cache))
-        patch.setenv("HF_MODULES_CACHE", str(cache))
-        patch.setattr(sys, "path", [*sys.path])
-        yield cache
 
 
 @pytest.mark.slow

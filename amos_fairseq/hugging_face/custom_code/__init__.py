@@ -1,18 +1,20 @@
-"""Code in an exported folder, for the positions and the tokenizer of the released AMOS checkpoint only.
+"""Code in an exported folder: for classification heads on the mean of the states, and for the positions and the tokenizer of
+the released AMOS checkpoint.
 
-It is needed: no Hugging Face class has these positions and no ``tokenizer.json`` can drop pieces, so a fine-tuned released
-model could not be exported otherwise. The files are those that this package runs itself; only their imports of each other are
-made relative, so that the folder does not depend on this package.
+It is needed: no Hugging Face class but ModernBERT's has such a head, none has these positions, and no ``tokenizer.json`` can
+drop pieces. The files are those that this package runs itself; only their imports of each other are made relative, so that the
+folder does not depend on this package.
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from amos_fairseq.hugging_face.weights import CUSTOM, FAMILIES, Head, class_name
 
 # Name in the folder -> path in this package.
-MODEL_CODE = {
+MEAN_CODE = {"modeling_mean.py": "hugging_face/custom_code/modeling_mean.py"}
+MODEL_CODE = MEAN_CODE | {
     "modeling_amos.py": "hugging_face/custom_code/modeling_amos.py",
     "relative_position.py": "functional/relative_position.py",
 }
@@ -24,10 +26,13 @@ TOKENIZER_AUTO_MAP = {"AutoTokenizer": ["tokenization_amos.AmosTokenizer", None]
 _OUR_IMPORT = re.compile(r"^from amos_fairseq\.[\w.]+?(\w+) import ", re.MULTILINE)
 
 
-def model_auto_map() -> dict[str, str]:
-    """Return every class of ``modeling_amos.py`` under the class of transformers that loads it."""
-    classes = {head.auto_class: class_name(CUSTOM, head) for head in (Head.NONE, *FAMILIES[CUSTOM].heads)}
-    return {name: f"modeling_amos.{code}" for name, code in {"AutoConfig": "AmosConfig", **classes}.items()}
+def model_auto_map(model: type, head: Head) -> dict[str, str]:
+    """Return the exported class, and every other of ``AmosConfig``, under the classes of transformers that load them."""
+    code = model.config_class.__name__
+    others = (Head.NONE, *FAMILIES[CUSTOM].heads) if code == "AmosConfig" else ()
+    classes = {other.auto_class: class_name(CUSTOM, other) for other in others}
+    classes |= {"AutoConfig": code, head.auto_class: model.__name__}
+    return {name: f"{model.__module__.rpartition('.')[2]}.{code}" for name, code in classes.items()}
 
 
 def is_in(folder: Path, files: Iterable[str] = (*MODEL_CODE, *TOKENIZER_CODE)) -> bool:
@@ -35,8 +40,8 @@ def is_in(folder: Path, files: Iterable[str] = (*MODEL_CODE, *TOKENIZER_CODE)) -
     return any((folder / name).exists() for name in files)
 
 
-def write_code(folder: Path, of_model: bool, of_tokenizer: bool) -> None:
+def write_code(folder: Path, files: Mapping[str, str]) -> None:
     package = Path(__file__).parents[2]
-    for name, source in ((MODEL_CODE if of_model else {}) | (TOKENIZER_CODE if of_tokenizer else {})).items():
+    for name, source in files.items():
         code = _OUR_IMPORT.sub(r"from .\1 import ", (package / source).read_text(encoding="utf-8"))
         (folder / name).write_text(code, encoding="utf-8")

@@ -17,6 +17,7 @@ from transformers import (
 from transformers.models.mpnet.modeling_mpnet import MPNetEncoder
 
 from amos_fairseq.functional.relative_position import amos_bucket
+from amos_fairseq.hugging_face.custom_code.modeling_mean import ReadsMean
 
 
 class AmosConfig(MPNetConfig):
@@ -73,3 +74,11 @@ class AmosForSequenceClassification(_WithHead, MPNetForSequenceClassification):
 
 class AmosForQuestionAnswering(_WithHead, MPNetForQuestionAnswering):
     pass
+
+
+class MeanAmosConfig(AmosConfig):
+    model_type = "mean_amos"
+
+
+class MeanAmosForSequenceClassification(ReadsMean, AmosForSequenceClassification):
+    config_class = MeanAmosConfig

@@ -1,0 +1,64 @@
+"""Classes of transformers whose classification head reads the mean of the last states instead of the state of the first token.
+
+Loading them needs ``trust_remote_code=True``. The type of each configuration is one that transformers does not have: without
+this code it refuses to load a folder, where it would otherwise give the head the wrong state.
+"""
+
+from typing import Any
+
+from torch import nn
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    ElectraConfig,
+    ElectraForSequenceClassification,
+    MPNetConfig,
+    MPNetForSequenceClassification,
+)
+
+
+def mean_as_first_state(encoder: nn.Module, _: Any, inputs: dict[str, Any], output: Any) -> Any:
+    """Return an encoder's output with the mean of its states over all tokens that are not padding, special ones included, as
+    the only state: [B,T,D] -> [B,1,D]. BERT's pooler is applied to it again."""
+    states, mask = output[0], inputs.get("attention_mask")
+    if mask is None:
+        mean = states.mean(1, keepdim=True)
+    else:
+        is_token = mask.bool()[..., None]
+        mean = states.masked_fill(~is_token, 0).sum(1, keepdim=True) / is_token.sum(1, keepdim=True)
+    if isinstance(output, tuple):  # MPNet with return_dict=False
+        return (mean, *output[1:])
+    output.last_hidden_state = mean
+    if getattr(encoder, "pooler", None) is not None:
+        output.pooler_output = encoder.pooler(mean)
+    return output
+
+
+class ReadsMean:
+    def __init__(self, config: Any):
+        super().__init__(config)
+        self.base_model.register_forward_hook(mean_as_first_state, with_kwargs=True)
+
+
+class MeanBertConfig(BertConfig):
+    model_type = "mean_bert"
+
+
+class MeanBertForSequenceClassification(ReadsMean, BertForSequenceClassification):
+    config_class = MeanBertConfig
+
+
+class MeanElectraConfig(ElectraConfig):
+    model_type = "mean_electra"
+
+
+class MeanElectraForSequenceClassification(ReadsMean, ElectraForSequenceClassification):
+    config_class = MeanElectraConfig
+
+
+class MeanMPNetConfig(MPNetConfig):
+    model_type = "mean_mpnet"
+
+
+class MeanMPNetForSequenceClassification(ReadsMean, MPNetForSequenceClassification):
+    config_class = MeanMPNetConfig
