@@ -237,8 +237,7 @@ def export(
             return dataclasses.replace(chosen, description=_PAIR), write_pair(folder, loaded)
         rows = write_tokenizer(folder, loaded, chosen.family, chosen.shape.max_positions)
         num_parameters = write_model(folder, chosen, rows)
-        of_tokenizer = {} if isinstance(loaded.tokenizer, FastTokenizer) else custom_code.TOKENIZER_CODE
-        custom_code.write_code(folder, chosen.code | of_tokenizer)
+        custom_code.write_code(folder, chosen.code, not isinstance(loaded.tokenizer, FastTokenizer))
         agreement = verify_folder(folder, loaded, chosen, rows.ids) if check else None
         write_card(folder, out.name, loaded, chosen, num_parameters, agreement)
     return chosen, agreement

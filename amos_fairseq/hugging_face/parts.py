@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from importlib import import_module
 from typing import Any, NoReturn
 
 import torch
@@ -70,22 +71,14 @@ class Part:
         return ("Mean" if self.reads_mean else "") + class_name(self.family, self.head)
 
     @property
-    def code(self) -> dict[str, str]:
-        """The files of code with the class, see :mod:`.custom_code`; none if it is a class of transformers."""
-        if self.family == CUSTOM:
-            return custom_code.MODEL_CODE
-        return custom_code.MEAN_CODE if self.reads_mean else {}
+    def code(self) -> str:
+        """The module of :mod:`.custom_code` with its class; empty for a class of transformers."""
+        return "modeling_amos" if self.family == CUSTOM else "modeling_mean" if self.reads_mean else ""
 
     @property
     def model_class(self) -> Any:
-        """The exported class; of code, that of this package."""
-        if self.family == CUSTOM:
-            from amos_fairseq.hugging_face.custom_code import modeling_amos as classes
-        elif self.reads_mean:
-            from amos_fairseq.hugging_face.custom_code import modeling_mean as classes
-        else:
-            import transformers as classes
-        return getattr(classes, self.class_name)
+        module = f"{custom_code.__name__}.{self.code}" if self.code else "transformers"
+        return getattr(import_module(module), self.class_name)
 
     @property
     def labels(self) -> list[str]:

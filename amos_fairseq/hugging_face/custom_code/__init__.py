@@ -7,17 +7,18 @@ folder does not depend on this package.
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 
 from amos_fairseq.hugging_face.weights import CUSTOM, FAMILIES, Head, class_name
 
 # Name in the folder -> path in this package.
 MEAN_CODE = {"modeling_mean.py": "hugging_face/custom_code/modeling_mean.py"}
-MODEL_CODE = MEAN_CODE | {
+AMOS_CODE = MEAN_CODE | {
     "modeling_amos.py": "hugging_face/custom_code/modeling_amos.py",
     "relative_position.py": "functional/relative_position.py",
 }
+MODEL_CODE = {"": {}, "modeling_mean": MEAN_CODE, "modeling_amos": AMOS_CODE}  # by the module with the class
 TOKENIZER_CODE = {
     "tokenization_amos.py": "hugging_face/custom_code/tokenization_amos.py",
     "standalone.py": "text/tokenization/standalone.py",
@@ -35,13 +36,13 @@ def model_auto_map(model: type, head: Head) -> dict[str, str]:
     return {name: f"{model.__module__.rpartition('.')[2]}.{code}" for name, code in classes.items()}
 
 
-def is_in(folder: Path, files: Iterable[str] = (*MODEL_CODE, *TOKENIZER_CODE)) -> bool:
+def is_in(folder: Path, files: Iterable[str] = (*AMOS_CODE, *TOKENIZER_CODE)) -> bool:
     """Return whether a folder contains code: it is then loaded with ``trust_remote_code=True``."""
     return any((folder / name).exists() for name in files)
 
 
-def write_code(folder: Path, files: Mapping[str, str]) -> None:
+def write_code(folder: Path, of_model: str, of_tokenizer: bool) -> None:
     package = Path(__file__).parents[2]
-    for name, source in files.items():
+    for name, source in (MODEL_CODE[of_model] | (TOKENIZER_CODE if of_tokenizer else {})).items():
         code = _OUR_IMPORT.sub(r"from .\1 import ", (package / source).read_text(encoding="utf-8"))
         (folder / name).write_text(code, encoding="utf-8")

@@ -17,7 +17,7 @@ from transformers import (
 from transformers.models.mpnet.modeling_mpnet import MPNetEncoder
 
 from amos_fairseq.functional.relative_position import amos_bucket
-from amos_fairseq.hugging_face.custom_code.modeling_mean import ReadsMean
+from amos_fairseq.hugging_face.custom_code.modeling_mean import reading_mean
 
 
 class AmosConfig(MPNetConfig):
@@ -76,9 +76,4 @@ class AmosForQuestionAnswering(_WithHead, MPNetForQuestionAnswering):
     pass
 
 
-class MeanAmosConfig(AmosConfig):
-    model_type = "mean_amos"
-
-
-class MeanAmosForSequenceClassification(ReadsMean, AmosForSequenceClassification):
-    config_class = MeanAmosConfig
+MeanAmosConfig, MeanAmosForSequenceClassification = reading_mean(AmosForSequenceClassification, __name__)
