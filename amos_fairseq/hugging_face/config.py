@@ -124,7 +124,7 @@ def hugging_face_config(
             "max_relative_positions": shape.position_max_distance,
             "pos_att_type": ["p2c", "c2p"],
         }
-        return config_class(family)(**settings, **others)
+        return kind(**settings, **others)
     if family in ("mpnet", CUSTOM):
         settings["relative_attention_num_buckets"] = shape.position_buckets
     else:

@@ -179,6 +179,7 @@ HEADS = {
             ("number", NUMBER | ABSOLUTE, "Bert", {"problem_type": "regression", "model_type": "mean_bert"}),
             ("gelu", THREE | {"objective": "electra"}, "Electra", THREE_CLASSES | {"model_type": "mean_electra"}),
             ("linear", THREE | ABSOLUTE | {"pooler_activation_fn": "linear"}, "Bert", THREE_CLASSES),
+            ("deberta", THREE | DEBERTA | DEBERTA_150, "DebertaV2", THREE_CLASSES),
             ("released positions", THREE | {"relative_position_scheme": "amos"}, "Amos", THREE_CLASSES),
         )
     },

@@ -7,7 +7,12 @@ this code it refuses to load a folder, where it would otherwise give the head th
 from typing import Any
 
 from torch import nn
-from transformers import BertForSequenceClassification, ElectraForSequenceClassification, MPNetForSequenceClassification
+from transformers import (
+    BertForSequenceClassification,
+    DebertaV2ForSequenceClassification,
+    ElectraForSequenceClassification,
+    MPNetForSequenceClassification,
+)
 
 
 def mean_as_first_state(encoder: nn.Module, _: Any, inputs: dict[str, Any], output: Any) -> Any:
@@ -39,5 +44,6 @@ def reading_mean(base: type, module: str) -> tuple[type, type]:
 
 
 MeanBertConfig, MeanBertForSequenceClassification = reading_mean(BertForSequenceClassification, __name__)
+MeanDebertaV2Config, MeanDebertaV2ForSequenceClassification = reading_mean(DebertaV2ForSequenceClassification, __name__)
 MeanElectraConfig, MeanElectraForSequenceClassification = reading_mean(ElectraForSequenceClassification, __name__)
 MeanMPNetConfig, MeanMPNetForSequenceClassification = reading_mean(MPNetForSequenceClassification, __name__)
