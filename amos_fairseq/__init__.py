@@ -14,6 +14,7 @@ import sys
 import types
 from collections.abc import Iterator
 from os import PathLike
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -25,6 +26,10 @@ __version__ = "0.1.0"  # setup.py reads this line
 OBJECTIVES = ("mlm", "electra", "teams", "electric", "amos")
 # Modules of downstream/, each of which registers a task and its criterion.
 DOWNSTREAM_TASKS = ("words.task", "spans.task", "texts.task", "multi_task.task")
+
+# The module of downstream/ whose predict_texts() predicts with a head of this kind.
+PREDICTED_BY = dict.fromkeys(("classes", "labels", "number"), "texts.labeling")
+PREDICTED_BY |= dict.fromkeys(("words", "spans"), "words.command")
 
 
 @contextlib.contextmanager
@@ -107,18 +112,45 @@ def load(
     batch_size: int = 32,
     layer: int | None = None,
 ) -> "Encoder":
-    """Load the encoder of a checkpoint or SAVE_DIR in eval mode: ``load(path)(["a text"]).pooled()`` returns features.
+    """Load a model in eval mode: texts in, features out, and what it predicts where it was fine-tuned on labels.
 
-    See :func:`amos_fairseq.checkpoints.encoder.load` for arguments, shapes and errors.
+    Example::
+
+        encoder = amos_fairseq.load("RUN", device="cuda", dtype=torch.bfloat16)
+        features = encoder(["A text.", "Another one.", ("A question?", "Its answer.")])
+        vectors = features.pooled()  # [3, D]; features.states[0, features.mask[0]] are the tokens of the first text, [L, D]
+        layers = encoder(["A text."], all_layers=True).layers  # layers[k] are the states of layer k, [1, T, D]
+        amos_fairseq.load("RESULTS").predict(["A text."])  # RESULTS: of amos classify or amos tag
+
+    Args:
+        checkpoint: a file; the SAVE_DIR of a run, whose ``checkpoint_last.pt`` is read; the OUT of ``amos classify`` or ``amos
+            tag``, whose run that is best on dev is read; or a Hugging Face folder.
+        tokenizer: directory of the tokenizer; the default is the directory ``tokenizer`` beside the checkpoint, or the folder.
+        device: such as ``"cuda"`` or ``"cuda:1"``; the default is the CPU.
+        dtype: float32 (the default), bfloat16 or float16, on every device.
+        batch_size: number of texts in one forward pass.
+        layer: the layer whose states are returned: 1 for the first, 0 for its input; those above it are not computed. By
+            default the last.
+
+    Raises:
+        UserError: the file is missing, damaged or contains foreign objects; there is no tokenizer, or it is not the one that
+            the checkpoint was trained with; there is no such layer; or the device is not available.
     """
     register()
-    from amos_fairseq.checkpoints import encoder
+    from amos_fairseq.checkpoint_files import is_hugging_face
+    from amos_fairseq.checkpoints.encoder import Encoder, check_device
     from amos_fairseq.errors import UserError
+    from amos_fairseq.hugging_face.import_folder import load_model
 
     try:
-        return encoder.load(checkpoint, tokenizer, device, dtype, batch_size, layer)
+        if device is not None:
+            check_device(device)
+        encoder = Encoder(load_model(checkpoint, tokenizer), batch_size, layer).eval()
     except UserError as error:
         raise error.with_traceback(None) from None  # the message says it all; a traceback would bury it
+    source = Path(checkpoint) if is_hugging_face(Path(checkpoint)) else encoder.loaded.file
+    encoder.source = source.absolute(), tokenizer and Path(tokenizer).absolute()
+    return encoder.to(device=device, dtype=dtype)
 
 
 if "fairseq" in sys.modules:

@@ -1,12 +1,9 @@
-"""Features of text from the encoder of a checkpoint: pretrained, fine-tuned or imported.
-
-encoder = amos_fairseq.load("out/run", device="cuda", dtype=torch.bfloat16)
-features = encoder(["A first text.", "And a second one.", ("A question?", "And its answer.")])
-vectors = features.pooled()    # [3, D]; features.states[0, features.mask[0]] are the tokens of the first text, [L, D]
-layers = encoder(["A text."], all_layers=True).layers    # layers[k] are the states of layer k, [1, T, D]
-"""
+"""Features of text, and predictions, from the model of a checkpoint: pretrained, fine-tuned or imported."""
 
 import copy
+import importlib
+import textwrap
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Set
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 import amos_fairseq
-from amos_fairseq.checkpoints.read import CheckpointPath, LoadedCheckpoint, load_checkpoint
+from amos_fairseq.checkpoints.read import LoadedCheckpoint
 from amos_fairseq.errors import UserError
 from amos_fairseq.functional.positions import mean_state
 from amos_fairseq.models.pretraining import PretrainingModel
@@ -123,18 +120,62 @@ class Encoder(nn.Module):
                 states[i] = encoded
         return self._features(inputs, states)
 
+    def predict(self, texts: str | Iterable[Text], head: str | None = None) -> list[Any]:
+        """Return what a model that was fine-tuned on labels predicts for each text, as ``--predict`` of its command does.
+
+        - Classes: ``{"prediction": "pos", "probability": 0.97, "probabilities": {"neg": 0.03, "pos": 0.97}}``.
+        - Several labels: ``{"prediction": ["a", "b"], "probabilities": {"a": 0.9, "b": 0.8, "c": 0.1}}``.
+        - A number: ``{"prediction": 3.5}``.
+        - Labels of words: a list with a dictionary for each span, or for each word where labels mark no spans:
+          ``{"start": 0, "end": 3, "label": "PER", "probability": 0.9}``, in characters of the text.
+
+        Texts that are too long are cut; a warning counts them.
+
+        Args:
+            texts: one string, or any iterable of strings; pairs of strings for a model that was trained on pairs.
+            head: the name of a head, of several.
+
+        Raises:
+            UserError: the model has no such head, or a text is empty, or one where the model reads pairs, or the reverse.
+        """
+        names, inputs = list(self.loaded.heads), list(parts_of(texts))
+        if head is None and len(names) > 1:
+            raise UserError(f"{self.loaded.file} has several heads: give one, such as head={names[-1]!r}")
+        head = head or "".join(names) or "for labels"
+        outputs = self.loaded.head(head)
+        where = amos_fairseq.PREDICTED_BY.get(outputs.kind)
+        if where is None or not (outputs.labels or outputs.kind == "number"):
+            raise UserError(
+                f"{self.loaded.file} predicts {outputs.kind} without names: fine-tune it with amos classify or tag"
+            )
+        expected = 1 if where.startswith("words") else len(outputs.text_columns or (inputs[:1] and inputs[0]))
+        for number, parts in enumerate(inputs, start=1):
+            if len(parts) != expected or not any(map(str.strip, parts)):
+                wanted = "a pair of texts" if expected == 2 else "one text"
+                raise UserError(f"text {number}: expected {wanted} with a word, got {parts!r:.60}")
+        module = importlib.import_module(f"amos_fairseq.downstream.{where}")
+        if not inputs:
+            return []
+        device = str(next(self.parameters()).device)
+        predictions, num_cut = module.predict_texts(self.loaded, head, inputs, device)
+        if num_cut:
+            limit = self.model.max_positions()
+            warnings.warn(f"{num_cut:,} of {len(inputs):,} texts are cut to {limit} tokens", stacklevel=2)
+        return predictions
+
+    def __repr__(self) -> str:
+        weights, file = next(self.model.parameters()), self.loaded.file
+        heads = "".join(f", {head.kind} ({', '.join(head.labels)})" for head in self.loaded.heads.values())
+        shape = f"{len(self.model.encoder.layers)} layers of width {self.model.cfg.encoder_embed_dim}"
+        line = f"Encoder({file}: {shape}, {weights.dtype}, {weights.device}{heads})"
+        return textwrap.shorten(line, 300, placeholder=" ...)")
+
     def _inputs(self, texts: str | Iterable[Text], truncate: bool) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield the tokens of each text or pair, [L] int64, and their types: 0 in the first text, its ``</s>`` included."""
         loaded, limit = self.loaded, self.model.max_positions()
-        # A dictionary and a table would give their keys and names of columns, a set another order each time.
-        is_one = isinstance(texts, (str, Mapping, Set)) or getattr(texts, "ndim", 1) != 1
-        for number, text in enumerate([texts] if is_one else texts, start=1):
-            if isinstance(text, str):
-                lines = [" ".join(text.splitlines()) if self.is_fine_tuned else text]
-            elif isinstance(text, (tuple, list)) and len(text) == 2 and all(isinstance(each, str) for each in text):
-                lines = [" ".join(each.splitlines()) for each in text]
-            else:
-                raise UserError(f"text {number}: expected a string or a pair of strings, got {text!r:.60}")
+        for number, parts in enumerate(parts_of(texts), start=1):
+            is_whole = len(parts) == 1 and not self.is_fine_tuned
+            lines = parts if is_whole else [" ".join(part.splitlines()) for part in parts]
             try:
                 pieces = [loaded.token_ids(each)[1:-1] for each in lines]
             except UserError as error:
@@ -178,35 +219,16 @@ class Encoder(nn.Module):
         return tokens.to(next(self.model.parameters()).device)
 
 
-def load(
-    checkpoint: CheckpointPath,
-    tokenizer: CheckpointPath | None = None,
-    device: str | torch.device | None = None,
-    dtype: torch.dtype | None = None,
-    batch_size: int = BATCH_SIZE,
-    layer: int | None = None,
-) -> Encoder:
-    """Return the encoder of a checkpoint in eval mode; ``load(path)(texts)`` gives :class:`Features`.
-
-    Args:
-        checkpoint: a file, or the SAVE_DIR of a run, whose ``checkpoint_last.pt`` is read.
-        tokenizer: directory of the tokenizer; the default is the directory ``tokenizer`` beside the checkpoint.
-        device: such as ``"cuda"`` or ``"cuda:1"``; the default is the CPU.
-        dtype: float32 (the default), bfloat16 or float16, on every device.
-        batch_size: number of texts in one forward pass.
-        layer: the layer whose states are returned: 1 for the first, 0 for its input; those above it are not computed. By
-            default the last.
-
-    Raises:
-        UserError: as for :func:`amos_fairseq.checkpoints.read.load_checkpoint`; or there is no such layer, or the device is
-            not available.
-    """
-    if device is not None:
-        check_device(device)
-    encoder = Encoder(load_checkpoint(checkpoint, tokenizer), batch_size, layer).eval()
-    if tokenizer is not None:
-        encoder.source = (encoder.source[0], Path(tokenizer).absolute())
-    return encoder.to(device=device, dtype=dtype)
+def parts_of(texts: str | Iterable[Text]) -> Iterator[tuple[str, ...]]:
+    """Yield each text as one string, or as the two of a pair."""
+    # A dictionary and a table would give their keys and names of columns, a set another order each time.
+    is_one = isinstance(texts, (str, Mapping, Set)) or getattr(texts, "ndim", 1) != 1
+    for number, text in enumerate([texts] if is_one else texts, start=1):
+        parts = (text,) if isinstance(text, str) else text
+        is_pair = isinstance(text, (tuple, list)) and len(text) == 2
+        if not (isinstance(text, str) or is_pair) or not all(isinstance(part, str) for part in parts):
+            raise UserError(f"text {number}: expected a string or a pair of strings, got {text!r:.60}")
+        yield tuple(parts)
 
 
 def check_device(device: str | torch.device) -> None:

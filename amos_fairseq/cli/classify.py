@@ -30,7 +30,7 @@ def add_parser(subparsers: Any) -> None:
     add("--test", metavar="FILE", type=Path, help=text)
     text = "OUT of this command as --checkpoint: label all rows of FILE with its best run, and write them to the file --out"
     add("--predict", metavar="FILE", type=Path, help=text)
-    text = "with --predict, of classes: a column with the probability of each"
+    text = "with --predict, of classes and labels: a column with the probability of each"
     add("--probabilities", action="store_true", help=text)
     text = f"column of the texts, or two for pairs; of nested objects such as meta.body (default: {TEXT_COLUMN})"
     add("--text", metavar="COLUMN", nargs="+", help=text)

@@ -288,3 +288,13 @@ def best_runs(out: Path, name: str, command: str) -> dict[str, RunResult]:
     for directory, run in {run.directory: run for run in best.values()}.items():
         say(f"{directory} is the best run on dev ({run.main_score} {run.main:.1f})", command.partition(" ")[2])
     return best
+
+
+def best_checkpoint(path: Path) -> Path:
+    """Return the checkpoint of the run that is best on dev, of an OUT with one; any other path as it is."""
+    for name, command in (("classification", "amos classify"), ("tagging", "amos tag")):
+        summary = read_summary(path, name, command) if (path / "runs").is_dir() else None
+        best = {task.best.checkpoint_in(path) for task in summary.tasks.values()} if summary else ()
+        if len(best) == 1:
+            return best.pop()
+    return path

@@ -33,6 +33,7 @@ from amos_fairseq.checkpoints.read import (
     load_checkpoint,
 )
 from amos_fairseq.errors import UserError
+from amos_fairseq.experiments.records import best_checkpoint
 from amos_fairseq.files import (
     DICTIONARY_FILE,
     TOKENIZER_DIRECTORY,
@@ -575,27 +576,25 @@ def import_into(path: Path, folder: Path) -> tuple[Path, list[str]]:
     The same weights give a file of the same bytes, and the same versions of the libraries.
     """
     imported = import_folder(path)
-    with explain_write_errors(folder, "make room, or give another place"):
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with whole_folder(folder, replace=True) as unfinished:
-            write(imported, unfinished / "model.pt")
-    named = ", ".join(name.replace("_", " ") for name in imported.new_modules)
-    absent = f"; it has no {named}: not needed here" if named else ""
-    left_out = [f"left out: {', '.join(imported.unexpected_keys)}"] if imported.unexpected_keys else []
-    lines = [f"{imported.source} is imported{absent}", *imported.remarks, *left_out]
-    return folder / "model.pt", lines
+    with explain_write_errors(folder, "make room, or give another place"), whole_folder(folder, replace=True) as whole:
+        write(imported, whole / "model.pt")
+    absent = ", ".join(name.replace("_", " ") for name in imported.new_modules)
+    lines = [f"{imported.source} is imported" + f"; it has no {absent}: not needed here" * bool(absent)]
+    lines += [*imported.remarks, f"left out: {', '.join(imported.unexpected_keys)}"]
+    return folder / "model.pt", lines if imported.unexpected_keys else lines[:-1]
 
 
 def load_model(path: CheckpointPath, tokenizer: CheckpointPath | None = None) -> LoadedCheckpoint:
-    """Read a checkpoint as :func:`load_checkpoint` does; or import a folder, whose ``file`` is the one of its weights."""
+    """Read a checkpoint as :func:`load_checkpoint` does, also that of the best run of an OUT; or import a folder, whose
+    ``file`` is the one of its weights."""
     folder = Path(path)
     if not is_hugging_face(folder):
-        return load_checkpoint(path, tokenizer)
+        return load_checkpoint(best_checkpoint(folder), tokenizer)
     imported = import_folder(folder, tokenizer=Path(tokenizer) if tokenizer else None)
     cfg = OmegaConf.to_container(imported.config, resolve=True, enum_to_str=True)
-    file, dictionary = weights_file(find_encoder(folder)[0]), dictionary_of(imported.tokenizer)
-    text, is_new = (dictionary, imported.tokenizer), frozenset(imported.new_modules)
-    return LoadedCheckpoint(file, imported.model.eval(), *text, cfg["task"], 0, cfg["criterion"], is_new=is_new)
+    text = dictionary_of(imported.tokenizer), imported.tokenizer
+    settings = cfg["task"], 0, cfg["criterion"], "", frozenset(imported.new_modules)
+    return LoadedCheckpoint(weights_file(find_encoder(folder)[0]), imported.model.eval(), *text, *settings)
 
 
 def report_lines(imported: Imported, out: Path) -> list[str]:

@@ -203,7 +203,7 @@ def read_sentences(
         if not names and _is_conllu(path, blocks):
             file = _read_conllu(path, blocks)
         elif raw and not names and kind_of(path) != CSV:
-            file = WordFile(path, TEXT_LINES, [_divide(text, number)[0] for block in blocks for number, text in block])
+            file = WordFile(path, TEXT_LINES, [words_in(text, number)[0] for block in blocks for number, text in block])
         elif not labeled and not names and kind_of(path) != CSV and _has_a_sentence_a_line(blocks):
             lines = (line for block in blocks for line in block)
             sentences = [(number, _BLANKS.split(text.strip(" \t"))) for number, text in lines]
@@ -379,7 +379,7 @@ def _read_table(path: Path, column: str | None, labeled: bool) -> WordFile:
     return WordFile(path, ROWS, sentences)
 
 
-def _divide(text: str, number: int) -> tuple[Sentence, list[tuple[int, int]]]:
+def words_in(text: str, number: int) -> tuple[Sentence, list[tuple[int, int]]]:
     """Return a text as words that have no labels yet, and their ranges of characters."""
     words = [(word, place) for word, place in _DIVIDED.pre_tokenize_str(text) if not is_blank(word)]
     ranges = [place for _, place in words]
@@ -405,7 +405,7 @@ def _read_spans(table: TableFile, spans_name: str | None, column: str) -> WordFi
                 problem = f"{given[spans.index(None)]!r:.100} is not start, end and label of a span in a text of {len(text):,} "
                 problem += "characters, counted from 0"
             raise UserError(f"{table.path}, row {number}: {problem}: {FORMS}")
-        sentence, ranges = _divide(text, number)
+        sentence, ranges = words_in(text, number)
         if spans_name:
             sentence.columns[column] = _labels_of_words(ranges, spans, left_out)
         sentences.append(sentence)

@@ -11,6 +11,7 @@ from synthetic_squad import untrained_checkpoint
 from synthetic_tagging import NAMES_OF_COLUMNS, make_sentences, prepare_tagging, write_conllu
 from tiny_runs import run_of
 
+import amos_fairseq
 from amos_fairseq.cli.main import main
 from amos_fairseq.inputs.schemes import spans_of
 from amos_fairseq.inputs.word_files import read_sentences
@@ -115,6 +116,10 @@ def test_other_words_get_the_labels_of_the_evaluation(place, learned, learned_po
         main([*predict, str(tmp_path / form), "--out", str(out), "--checkpoint", str(outs[column])])
         results = list(map(json.loads, out.read_text().splitlines()))
         assert all(0.2 < span["probability"] <= 1 for result in results for span in result["spans"])
+        if form == "raw":
+            with pytest.warns(UserWarning, match="4 of 40 texts are cut"):
+                found = amos_fairseq.load(outs[column]).predict(result["text"] for result in results)
+            assert found == [result["spans"] for result in results]
         for rows, result in zip(by_column[column], results, strict=True) if form == "glued" else ():
             expected = [(word, label) for word, _, label in rows if label != "<cut>"]
             if column == "ner":

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from fairseq.data import ListDataset
-from scipy.special import softmax
+from scipy.special import expit, softmax
 from torch import Tensor
 
 from amos_fairseq.checkpoint_files import HeadOutputs
@@ -31,6 +31,7 @@ from amos_fairseq.inputs.tables import TableFile
 from amos_fairseq.output.terminal import progress_bar, say
 
 PREDICTION, PROBABILITY = "prediction", "probability"  # the columns that are added
+ALL = "probabilities"  # of all labels by name, in Python
 ROWS_AT_ONCE = 10_000  # in memory
 UNKNOWN_NAME = "<unknown>"  # a class that the training set lacks, among the labels of dev
 
@@ -90,10 +91,9 @@ def label_table(
     if len(texts) != len(head.text_columns):
         raise UserError(f"--text {' '.join(texts)}: the model was trained on {len(head.text_columns)} columns")
     added = [PREDICTION, PROBABILITY] if head.kind == "classes" else [PREDICTION]
-    if probabilities and head.kind == "classes":
-        added += [f"{PROBABILITY} {label}" for label in head.labels]
-    elif probabilities:
-        raise UserError(f"--probabilities: {head.name} has no classes: leave it out")
+    if probabilities and head.kind == "number":
+        raise UserError(f"--probabilities: {head.name} is a number: leave it out")
+    added += [f"{PROBABILITY} {label}" for label in head.labels] if probabilities else []
     columns = list(dict.fromkeys([*table.columns, *added]))  # those of an earlier model are replaced
     counted: Counter[str] = Counter()
 
@@ -105,10 +105,10 @@ def label_table(
             if with_text := list(filter(any, inputs)):
                 if not counted["with text"]:
                     print_first(file, table.kind, texts, " | ".join(with_text[0]), "classify")
-                encoded = encode(loaded, with_text)
-                logits = predict_logits(loaded, [encoded[index] for index in range(len(with_text))], device)
-                predicted = predicted_cells(head, logits)
-                counted["cut"] += encoded.num_cut
+                predictions, num_cut = predict_texts(loaded, TEXT_HEAD, with_text, device)
+                spelled = ({f"{PROBABILITY} {name}": p for name, p in of.get(ALL, {}).items()} for of in predictions)
+                predicted = (cells | more for cells, more in zip(predictions, spelled, strict=True))
+                counted["cut"] += num_cut
             for (_, values), row in zip(chunk, inputs, strict=True):
                 yield values | {
                     name: cells.get(name) for cells in [next(predicted) if any(row) else {}] for name in added
@@ -148,16 +148,22 @@ def encode(loaded: LoadedCheckpoint, inputs: Sequence[tuple[str, ...]]) -> Short
     return ShortenedTexts(join_texts(texts, dictionary.bos(), loaded.separator), loaded.model.max_positions())
 
 
+def predict_texts(
+    loaded: LoadedCheckpoint, head: str, texts: Sequence[tuple[str, ...]], device: str
+) -> tuple[list[dict[str, Any]], int]:
+    """Return what a head predicts for texts, each as many as the model was trained on; and how many are too long, and cut."""
+    encoded = encode(loaded, [tuple(" ".join(text.splitlines()) for text in each) for each in texts])
+    logits = predict_logits(loaded, [encoded[index] for index in range(len(texts))], device, task=head)
+    return list(predicted_cells(loaded.head(head), logits)), encoded.num_cut
+
+
 def predicted_cells(head: HeadOutputs, logits: np.ndarray) -> Iterator[dict[str, Any]]:
-    """Yield the columns that are added to each row of ``logits`` [N, outputs]."""
+    """Yield the columns that are added to each row of ``logits`` [N, outputs], and the probability of each of the labels."""
     kind = head.kind
     for row, name in zip(logits, name_predictions(kind, head.labels, predictions_of(kind, logits)), strict=True):
-        cells = {PREDICTION: name}
-        if kind == "classes":
-            probabilities = [round(float(share), 6) for share in softmax(row)]
-            cells |= {PROBABILITY: max(probabilities)}
-            cells |= {f"{PROBABILITY} {label}": share for label, share in zip(head.labels, probabilities, strict=True)}
-        yield cells
+        probabilities = [round(float(share), 6) for share in (softmax(row) if kind == "classes" else expit(row))]
+        cells = {PREDICTION: name} | ({PROBABILITY: max(probabilities)} if kind == "classes" else {})
+        yield cells if kind == "number" else cells | {ALL: dict(zip(head.labels, probabilities, strict=True))}
 
 
 def table_lines(suffix: str, columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> Iterator[str]:

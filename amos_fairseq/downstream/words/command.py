@@ -62,11 +62,13 @@ from amos_fairseq.inputs.schemes import main_score, scores, spans_of
 from amos_fairseq.inputs.tables import held_out_note, seen_note
 from amos_fairseq.inputs.word_files import (
     TASK_PREFIX,
+    TEXTS,
     UNLABELED,
     Sentence,
     WordFile,
     join_unspaced_words,
     read_sentences,
+    words_in,
 )
 from amos_fairseq.setting_checks import as_flags
 
@@ -402,6 +404,19 @@ def label_words(words: WordFile, results: Path, name: str | None, out: Path, dev
         blocks = ("".join("\t".join(row) + "\n" for row in sentence) for sentence in sentences)
         write_lines(out, ["\n".join(blocks)])
     return "\n".join(done)
+
+
+def predict_texts(
+    loaded: LoadedCheckpoint, head: str, texts: Sequence[tuple[str, ...]], device: str
+) -> tuple[list[list[dict[str, Any]]], int]:
+    """Return the spans that a head finds in texts, or their words with labels; and how many are too long, and cut."""
+    outputs = loaded.head(head)
+    file = WordFile(Path(), TEXTS, [words_in(text, number)[0] for number, (text,) in enumerate(texts, start=1)])
+    column = Column(loaded.file.parent, outputs.name, outputs.labels, has_spans=outputs.kind == "spans")
+    predictions, _ = predict_file(loaded, head, file, with_probability, "", device)
+    pairs = list(zip(file.sentences, predictions, strict=True))
+    num_cut = sum(len(predicted) < len(sentence.words) for sentence, predicted in pairs)
+    return [labeled_spans(sentence, column, predicted) for sentence, predicted in pairs], num_cut
 
 
 def labeled_spans(sentence: Sentence, column: Column, predicted: Sequence[tuple[int, float]]) -> list[dict[str, Any]]:

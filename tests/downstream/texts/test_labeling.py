@@ -5,6 +5,7 @@ import datetime
 import json
 import math
 import random
+import re
 import uuid
 from argparse import Namespace
 from decimal import Decimal
@@ -15,6 +16,7 @@ import pytest
 from sklearn.metrics import accuracy_score, classification_report, confusion_matrix
 from synthetic_glue import session
 
+import amos_fairseq
 from amos_fairseq.downstream.texts.command import Classification, main, open_classification
 from amos_fairseq.downstream.texts.labeling import label_table, table_lines
 from amos_fairseq.downstream.texts.prepare import NAME, prepare_inside
@@ -138,6 +140,41 @@ def test_scores_on_a_test_table_and_calibrated_probabilities(start, fake_trainin
     assert [row[1:] for row in by_title["label (row) and prediction (column), test"].rows] == counts
     assert by_title["label, test"].rows[0][1] == f"{100 * accuracy_score(gold, predicted):.1f}"
     assert "## classes of test" in (tmp_path / "out" / "classification.md").read_text()
+
+
+@pytest.mark.parametrize("kind", ["classes", "labels", "number"])
+def test_predictions_in_python_are_those_of_the_command(kind, start, fake_training, tmp_path):
+    """Of two texts where the label is a number; a text may be too long, or have several lines."""
+    value = {"classes": lambda n: "ab"[n % 2], "labels": lambda n: list("abc"[: n % 4]), "number": lambda n: n + 0.5}
+    rows = [{"text": f"the {TEXTS[n % 5]} {n}", "second": f"dog {n}", "label": value[kind](n)} for n in range(20)]
+    names = ["text", "second"] if kind == "number" else ["text"]
+    table = tmp_path / "train.jsonl"
+    table.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    results = trained(start, tmp_path / "out", table, text=names)
+    rows += [{"text": "dog " * 500, "second": "fox"}, {"text": "a\nfox", "second": "the\r\nend"}]
+    table.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    label_table(results, table, tmp_path / "l.jsonl", None, False, kind != "number", "cpu")
+    model = amos_fairseq.load(results)
+    texts = [tuple(row[name] for name in names) for row in rows]
+    with pytest.warns(UserWarning, match=r"^1 of 22 texts are cut to \d+ tokens$"):
+        predicted = model.predict([text if len(text) == 2 else text[0] for text in texts])
+    for row, found in zip(read_jsonl(tmp_path / "l.jsonl"), predicted, strict=True):
+        shares = found.pop("probabilities", {})
+        assert {name: row[name] for name in row if name.startswith("pr")} == found | {
+            f"probability {name}": share for name, share in shares.items()
+        }
+        if kind == "labels":
+            assert found["prediction"] == [name for name, share in shares.items() if share > 0.5]
+    labels = {"classes": "classes (a, b)", "labels": "labels (a, b, c)", "number": "number ()"}[kind]
+    assert re.fullmatch(
+        rf"Encoder\(.*/checkpoint_.*\.pt: \d layers of width .*, cpu, {re.escape(labels)}\)", repr(model)
+    )
+    assert model.predict([]) == []
+    for text in (" ", ("a", "b", "c")[: 3 - len(names)]):
+        with pytest.raises(
+            UserError, match=r"text 1: expected (one text|a pair of texts) with a word|a string or a pair"
+        ):
+            model.predict([text])
 
 
 def read_jsonl(file: Path) -> list[dict]:
