@@ -25,6 +25,7 @@ from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 from torch.nn.functional import normalize
 
+import amos_fairseq
 from amos_fairseq.adaptation import (
     AMOS,
     DATA,
@@ -49,7 +50,7 @@ from amos_fairseq.checkpoint_files import (
     read_header,
     settings_in,
 )
-from amos_fairseq.checkpoints.encoder import Encoder, load
+from amos_fairseq.checkpoints.encoder import Encoder
 from amos_fairseq.checkpoints.read import newly_initialized, read_state
 from amos_fairseq.data.corpus import open_lines, shard_directories
 from amos_fairseq.errors import IN_OUT, UserError, explain_os_errors, handled_signals
@@ -202,7 +203,7 @@ def describe_result(cfg: DictConfig, run: Path) -> Iterator[str]:
         device = "cuda"
     lines = unrelated_lines(cfg.task.data, min(LONGEST, cfg.task.tokens_per_sample - 2))
     if len(lines) > 1:
-        before, after = (mean_cosine(load(file, device=device), lines) for file in (start, run))
+        before, after = (mean_cosine(amos_fairseq.load(file, device=device), lines) for file in (start, run))
         yield f"mean cosine of {len(lines)} unrelated lines, mean pooling: MODEL {before:.3f}, the result {after:.3f}"
     yield f"done. For Hugging Face: amos export {shlex.quote(str(run))} FOLDER; to compare both on labels of yours:"
     for file, results in ((start, "AS_IT_WAS"), (run, "ADAPTED")):
