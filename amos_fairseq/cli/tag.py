@@ -11,7 +11,8 @@ from amos_fairseq.experiments import TAGGING_VIEWS
 DESCRIPTION = """\
 Fine-tune a checkpoint of this package on a column of labeled words (parts of speech, chunks, named entities), one run per
 seed. The command prints and saves medians and standard deviations of accuracy or, for labels that mark spans, span F1
-(tagging.md and tagging.json in OUT); each run also has its predictions. After a stop the same command continues.
+(tagging.md and tagging.json in OUT), and, of the run that is best on dev, a row for each type of span or label; each run
+also has its predictions. After a stop the same command continues.
 Several columns, given as --data A B, are learned together, by one model. With --views the model also learns from sentences
 without labels (cross-view training). With --predict the run that is best on dev labels the words of another file, or finds
 spans in raw text.
@@ -37,6 +38,8 @@ def add_parser(subparsers: Any) -> None:
         "--out SPANS.jsonl: the spans with their characters, labels and probabilities; FILE may then have a raw text a line"
     )
     parser.add_argument("--predict", metavar="FILE", type=Path, help=text)
+    text = "sentences, in the same forms as --train, to score the run that is best on dev on, beside dev"
+    parser.add_argument("--test", metavar="FILE", type=Path, help=text)
     add_label_columns(parser.add_argument)
     add_unlabeled(parser.add_argument)
     fine_tuning.add_cross_views(parser, TAGGING_VIEWS)
@@ -47,7 +50,8 @@ def run(arguments: argparse.Namespace) -> None:
         fine_tuning.check_prediction(arguments, "column", "columns")
     if arguments.data is not None:
         reason = "is for raw files; --data was prepared with its own"
-        refuse_given(arguments, ["column", "columns", "labeled", "unlabeled"], reason)
+        of_test = ["columns"] if arguments.test is None else []
+        refuse_given(arguments, ["column", "labeled", "unlabeled", *of_test], reason)
     if arguments.predict is None:
         fine_tuning.check_data(arguments, needs_dev=False)
     fine_tuning.start(arguments)

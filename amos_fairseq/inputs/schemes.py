@@ -91,6 +91,29 @@ def scores(counts: Mapping[str, float]) -> dict[str, float]:
     return {"f1": percent(2 * right, predicted + gold), "precision": precision, "recall": recall, **accuracy}
 
 
+def items_of(labels: Sequence[str], has_spans: bool) -> list[tuple[str, int, int]]:
+    """Return the spans, or where labels mark none each word as one."""
+    return spans_of(labels) if has_spans else [(label, place, place) for place, label in enumerate(labels)]
+
+
+def scores_by_name(
+    pairs: Iterable[tuple[Sequence[str], Sequence[str]]], has_spans: bool
+) -> dict[str, dict[str, float]]:
+    """Return the ``precision``, ``recall``, ``f1`` and ``number`` of each type of span, or of each label of words, of ``pairs``
+    of the arguments of :func:`count`."""
+    counts: dict[str, Counter[str]] = {}
+    for pair in pairs:
+        gold, found = (set(items_of(labels, has_spans)) for labels in pair)
+        for key, items in (("spans", gold), ("found_spans", found), ("right_spans", gold & found)):
+            for name, _, _ in items:
+                counts.setdefault(name, Counter(spans=0))[key] += 1
+    names = ("precision", "recall", "f1")
+    return {
+        name: {score: scores(each)[score] for score in names} | {"number": each["spans"]}
+        for name, each in sorted(counts.items())
+    }
+
+
 def main_score(has_spans: bool) -> str:
     """Return the name of the score that chooses a run: F1 of spans, or accuracy."""
     return "f1" if has_spans else "accuracy"

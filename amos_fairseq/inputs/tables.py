@@ -371,5 +371,5 @@ def held_out_note(num_dev: int, num_train: int, what: str, source: str) -> str:
     return f"dev: {num_dev:,} {what} of {source}, chosen at random (seed {SPLIT_SEED}); {num_train:,} {what} train"
 
 
-def seen_note(seen: int, total: int, what: str) -> str:
-    return f"{seen:,} of {total:,} dev {what} train too: the scores may be too high"
+def seen_note(seen: int, total: int, what: str, split: str = "dev") -> str:
+    return f"{seen:,} of {total:,} {split} {what} train too: the scores may be too high"

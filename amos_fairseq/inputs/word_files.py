@@ -168,11 +168,7 @@ def join_words(words: Sequence[str], spaces: Sequence[bool] | None = None) -> st
 
 
 def read_sentences(
-    path: Path,
-    names: Sequence[str] | None = None,
-    column: str | None = None,
-    labeled: bool = True,
-    raw: bool = False,
+    path: Path, names: Sequence[str] | None = None, column: str | None = None, labeled: bool = True, raw: bool = False
 ) -> WordFile:
     """Read sentences in any of these forms; text may be compressed. Words that look blank are left out.
 

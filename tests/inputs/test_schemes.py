@@ -1,16 +1,19 @@
 """Notations of spans, by hand; spans and scores by conlleval's rules: by hand, naively, and against seqeval."""
 
+import itertools
 import random
 import re
 from collections import Counter
 
 import pytest
+from sklearn.metrics import classification_report
 
 from amos_fairseq.inputs.schemes import (
     count,
     name_of_notation,
     notation_of,
     scores,
+    scores_by_name,
     spans_of,
 )
 
@@ -74,6 +77,26 @@ def test_spans_and_scores_are_those_of_seqeval():
         expected = getattr(metrics, f"{name}_score")(*map(list, zip(*pairs, strict=True)))
         assert scores(totals)[name] == pytest.approx(100 * expected, rel=1e-12)
     assert 0 < scores(totals)["f1"] < 100
+
+
+def test_scores_of_each_name():
+    """Types of spans by hand, labels of words by scikit-learn; what is found and never there has a row."""
+    pairs = [("B-PER I-PER O B-LOC", "B-PER I-PER O B-PER"), ("B-LOC O O", "B-LOC O B-X"), ("I-LOC O", "O")]
+    found = scores_by_name([(gold.split(), predicted.split()) for gold, predicted in pairs], True)
+    third = pytest.approx(100 / 3)
+    assert found == {
+        "LOC": {"precision": 100, "recall": third, "f1": 50, "number": 3},
+        "PER": {"precision": 50, "recall": 100, "f1": pytest.approx(200 / 3), "number": 1},
+        "X": {"precision": 0, "recall": 0, "f1": 0, "number": 0},
+    }
+    pairs = [(gold, random.Random(0).sample(gold, len(gold))) for gold in random_labels()]
+    words = (list(itertools.chain.from_iterable(each)) for each in zip(*pairs, strict=True))
+    expected = classification_report(*words, output_dict=True)
+    for name, values in scores_by_name(pairs, False).items():
+        of_name = expected[name]
+        assert values["number"] == of_name["support"]
+        for score, key in (("precision", "precision"), ("recall", "recall"), ("f1", "f1-score")):
+            assert values[score] == pytest.approx(100 * of_name[key])
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Cross-view training end to end: bits of ranks and stops, ``amos tag --views``, several columns, ``amos parse --views``."""
 
 import json
+import re
 import shlex
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from fine_tuning_tasks import fine_tune
 from forked_command import run_command
 from interrupted_run import assert_same_bits, assert_same_run, killed_at, num_updates, records
 from synthetic_squad import untrained_checkpoint
-from synthetic_tagging import make_sentences, prepare_tagging, write_columns
+from synthetic_tagging import NAMES_OF_COLUMNS, make_sentences, prepare_tagging, write_columns
 from tiny_runs import run_of
 
 from amos_fairseq.checkpoints.read import load_checkpoint, read_state
@@ -73,13 +74,19 @@ def test_one_model_of_two_columns(place, tmp_path):
     folders = [place / "ner" / "data", place / "pos" / "data"]
     best = tmp_path / "best.yaml"  # the best checkpoint by the average of the main scores, so that both are validated
     best.write_text(RECIPE.replace("checkpoint: last", "checkpoint: best"))
-    printed = fine_tune("tag", place, tmp_path / "out", "--data", *folders, "--views", "future,past", "--recipe", best)
+    test = write_columns(tmp_path / "test.txt", make_sentences(20, seed=2))
+    words = ["--data", *folders, "--views", "future,past", "--recipe", best, "--test", test, *NAMES_OF_COLUMNS]
+    printed = fine_tune("tag", place, tmp_path / "out", *words)
     assert "views future,past" in printed
     assert "seed1/checkpoint_best.pt HF_DIR --head ner" in printed
     run = run_of(tmp_path / "out", "tagging-ner,pos")
     table = (tmp_path / "out" / "tagging.md").read_text(encoding="utf-8")  # no row of it is broken
     assert "| ner of ner,pos: synthetic |" in table
     assert "| pos of ner,pos: synthetic |" in table
+    tables = [f"ner, {part}" for part in ("test", "spans of dev", "spans of test")]
+    tables += [f"pos, {part}" for part in ("test", "words of dev", "words of test")]
+    assert re.findall("^## (.*)", table, re.MULTILINE) == tables
+    assert {"ner.predictions.test.txt", "pos.scores.test.json"} <= {path.name for path in run.iterdir()}
     scores = json.loads((run / "result.json").read_text())["scores"]
     assert scores["average"] == pytest.approx((scores["ner f1"] + scores["pos accuracy"]) / 2)
     assert scores["pos accuracy"] > 80

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 from failures import error_line
 from fine_tuning_tasks import fine_tune
+from sklearn.metrics import classification_report
 from synthetic_squad import untrained_checkpoint
-from synthetic_tagging import NAMES_OF_COLUMNS, make_sentences, prepare_tagging, write_conllu
+from synthetic_tagging import NAMES_OF_COLUMNS, make_sentences, prepare_tagging, write_columns, write_conllu
 from tiny_runs import run_of
 
 import amos_fairseq
@@ -24,6 +25,7 @@ tasks: {tagging: {}}
 """
 # The long sentences have more tokens.
 MAX_POSITIONS = 40
+REPORTED = ("precision", "recall", "f1-score", "support")
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +44,11 @@ def learned(place) -> str:
 
 @pytest.fixture(scope="module")
 def learned_pos(place) -> str:
-    source = ["--train", place / "train.txt", "--dev", place / "train.txt", *NAMES_OF_COLUMNS]
+    """Tested on the sentences of dev, of which the first word has a label that nothing else has."""
+    sentences = make_sentences()
+    sentences[0][0] = (sentences[0][0][0], "unseen", "O")
+    test = write_columns(place / "test.txt", sentences)
+    source = ["--train", place / "train.txt", "--dev", place / "train.txt", "--test", test, *NAMES_OF_COLUMNS]
     return fine_tune("tag", place, place / "pos", *source, "--column", "pos")
 
 
@@ -79,6 +85,19 @@ def test_entities_and_parts_of_speech_are_learned(place, learned, learned_pos):
     of_pos = predictions(best / "predictions.txt")
     gold = [[(word, pos) for word, pos, _ in sentence] for sentence in make_sentences()]
     assert [[(word, pos) for word, pos, _ in sentence] for sentence in of_pos] == gold, "labels may contain spaces"
+    details = {table["title"]: table for table in summary["details"]}
+    of_test = predictions(best / "predictions.test.txt")
+    assert [[row[::2] for row in rows] for rows in of_test] == [[row[::2] for row in rows] for rows in of_pos]
+    for split, labeled in (("dev", of_pos), ("test", of_test)):
+        labels, found = zip(*((label, found) for rows in labeled for _, label, found in rows), strict=True)
+        expected = classification_report(labels, found, output_dict=True, zero_division=0)
+        numbers = [(name, *map(expected[name].get, REPORTED)) for name in sorted({*labels, *found} - {"<cut>"})]
+        cells = [[name, *(f"{100 * each:.1f}" for each in ratios), f"{n:.0f}"] for name, *ratios, n in numbers]
+        assert details[f"pos, words of {split}"]["rows"] == cells
+    right = sum(label == found for rows in of_test for _, label, found in rows)
+    assert details["pos, test"]["rows"] == [["pos: best run on dev", f"{100 * right / len(words):.1f}"]]
+    assert f"the last {cut} words of 4 sentences" in details["pos, test"]["notes"][0]
+    assert "pos, words of test" in learned_pos
     most = 100 * (1 - cut / len(words))
     assert most - 8 < accuracy <= most + 1e-6
     before = (of_ner / "result.json").stat().st_mtime_ns

@@ -7,8 +7,8 @@ import os
 import shlex
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -32,7 +32,7 @@ from amos_fairseq.downstream.words.dataset import (
     word_head_name,
     words_that_fit,
 )
-from amos_fairseq.downstream.words.prepare import WordSource, prepare_tagging_inside
+from amos_fairseq.downstream.words.prepare import WordSource, check_column, convert_spans, prepare_tagging_inside
 from amos_fairseq.downstream.words.views import CROSS_VIEWS, WordOutput, parse_views
 from amos_fairseq.errors import UserError
 from amos_fairseq.experiments import TAGGING_VIEWS
@@ -58,7 +58,7 @@ from amos_fairseq.experiments.records import (
 from amos_fairseq.experiments.table import export_notice, run_and_print
 from amos_fairseq.files import write_lines, write_text
 from amos_fairseq.inputs.files import JSONL, kind_of
-from amos_fairseq.inputs.schemes import main_score, scores, spans_of
+from amos_fairseq.inputs.schemes import count, items_of, main_score, scores, scores_by_name
 from amos_fairseq.inputs.tables import held_out_note, seen_note
 from amos_fairseq.inputs.word_files import (
     TASK_PREFIX,
@@ -70,10 +70,13 @@ from amos_fairseq.inputs.word_files import (
     read_sentences,
     words_in,
 )
+from amos_fairseq.output.terminal import Table, say
 from amos_fairseq.setting_checks import as_flags
+from amos_fairseq.untrusted import read_json
 
-PREDICTIONS = "predictions.txt"
-SCORES = "scores.json"
+LabeledWords = tuple[
+    Sequence[str], Sequence[str], list[int]
+]  # words, labels, and predictions of those that are not cut
 # In the order of the table; labels that do not mark spans have only accuracy.
 SCORE_NAMES = {"f1": "span F1", "precision": "precision", "recall": "recall", "accuracy": "accuracy"}
 AND = ","  # between the columns of a run; no column has it in its name
@@ -94,6 +97,8 @@ def main(args: argparse.Namespace) -> None:
         with session.preparing() as tokenizer:
             folders = [prepare_tagging_inside(session.out, source, tokenizer)]
     tagging = open_tagging(session, folders, trials)
+    if args.test is not None:
+        tagging.read_test(Path(args.test), args.columns)
     run_and_print(tagging)
 
 
@@ -175,6 +180,7 @@ class Tagging(Benchmark):
     data: Path
     tasks: dict[str, BenchmarkTask]
     opened: dict[str, ColumnData]
+    tests: dict[str, WordFile] = field(default_factory=dict)  # the sentences of --test, by column
 
     name = "tagging"
     title = "Sequence tagging, dev"
@@ -198,12 +204,9 @@ class Tagging(Benchmark):
         model, directory = load_checkpoint(checkpoint).model, checkpoint.parent
         all_scores: dict[str, float] = {}
         for name, opened in self.opened.items():
-            file_prefix, score_prefix = (f"{name}.", f"{name} ") if len(self.opened) > 1 else ("", "")
-            counts, lines = predict_column(opened, model, device, stop)
-            column_scores = scores(counts)
-            write_text(directory / f"{file_prefix}{PREDICTIONS}", "\n".join(lines) + "\n")
-            write_text(directory / f"{file_prefix}{SCORES}", json.dumps(column_scores | counts, indent=1) + "\n")
-            all_scores |= {score_prefix + score: value for score, value in column_scores.items()}
+            record = self.compare(name, predict_column(opened, model, device, stop), directory)
+            prefix = f"{name} " if len(self.opened) > 1 else ""
+            all_scores |= {prefix + score: record[score] for score in SCORE_NAMES if score in record}
         if len(self.opened) == 1:
             return all_scores
         mains = (all_scores[f"{name} {opened.column.main_score}"] for name, opened in self.opened.items())
@@ -215,6 +218,64 @@ class Tagging(Benchmark):
 
     def label(self, task: str) -> str:
         return task.removeprefix(TASK_PREFIX)
+
+    def read_test(self, path: Path, columns: Sequence[str] | None) -> None:
+        """Read the sentences of ``--test`` with the labels of each column, and print what was read."""
+        for name, opened in self.opened.items():
+            file = self.tests[name] = read_sentences(path, columns, name)
+            check_column(file, name)
+            convert_spans([file], name, opened.column.labels)
+            file.report("tag", name)
+            trained = set(map(tuple, opened.column.read_words("train")))
+            if seen := sum(tuple(sentence.words) in trained for sentence in file.sentences):
+                say(seen_note(seen, len(file.sentences), "sentences", "test"), "tag")
+
+    def details(self, summaries: Summaries, stop: threading.Event) -> list[Table]:
+        """Return the scores of the best run (of several columns by their average) on the test set, and those of each type of
+        span or label of words there and on dev."""
+        checkpoint = next(iter(summaries.values())).best.checkpoint_in(self.session.out)
+        tables = []
+        for name, opened in self.opened.items():
+            column, what = opened.column, "spans" if opened.column.has_spans else "words"
+            records = {"dev": read_json(checkpoint.parent / f"{self.prefix(name)}scores.json", "remove OUT/runs")}
+            if name in self.tests:
+                file, for_cut = self.tests[name], f"are counted with the label {column.cut_label}"
+                loaded, device = load_checkpoint(checkpoint), self.session.devices[0]
+                predictions, counted = predict_file(loaded, column.head, file, most_likely, for_cut, device)
+                gold = (sentence.columns[name] for sentence in file.sentences)
+                rows = zip((sentence.words for sentence in file.sentences), gold, predictions, strict=True)
+                record = records["test"] = self.compare(name, rows, checkpoint.parent, ".test")
+                found = {score: f"{record[score]:.1f}" for score in SCORE_NAMES if score in record}
+                cells = [f"{name}: best run on dev", *found.values()]
+                tables.append(Table(f"{name}, test", ["", *map(SCORE_NAMES.get, found)], [cells], [counted]))
+            for split, record in records.items():
+                rows = [
+                    [
+                        each,
+                        *(f"{values[score]:.1f}" for score in ("precision", "recall", "f1")),
+                        f"{values['number']:,}",
+                    ]
+                    for each, values in record["by_name"].items()
+                ]
+                tables.append(Table(f"{name}, {what} of {split}", ["", "precision", "recall", "F1", what], rows))
+        return tables
+
+    def prefix(self, name: str) -> str:
+        """Return what the names of a column's files begin with."""
+        return f"{name}." if len(self.opened) > 1 else ""
+
+    def compare(self, name: str, rows: Iterable[LabeledWords], folder: Path, suffix: str = "") -> dict[str, Any]:
+        """Write the predictions, and return and write the scores, the numbers that they were computed from and those of each
+        type of span or label of words."""
+        column, counts, pairs, lines = self.opened[name].column, Counter(), [], []
+        for words, gold, predicted in rows:
+            pairs.append((gold, [column.labels[i] for i in predicted]))
+            counts.update(count(*pairs[-1], column.has_spans))
+            lines += [*map("\t".join, zip(words, gold, column.spell(predicted, len(words)), strict=True)), ""]
+        record = scores(counts) | counts | {"by_name": scores_by_name(pairs, column.has_spans)}
+        write_text(folder / f"{self.prefix(name)}predictions{suffix}.txt", "\n".join([*lines, ""]))
+        write_text(folder / f"{self.prefix(name)}scores{suffix}.json", json.dumps(record, indent=1) + "\n")
+        return record
 
     def constants(self) -> dict[str, ConstantScores]:
         return {task_of_column(name, list(self.opened)): column.constant() for name, column in self.opened.items()}
@@ -317,18 +378,12 @@ def with_probability(logits: Tensor) -> list[tuple[int, float]]:
 
 def predict_column(
     data: ColumnData, model: BaseFairseqModel, device: str, stop: threading.Event
-) -> tuple[Counter[str], list[str]]:
-    """Return what is right in the dev sentences (:meth:`Column.count`), and the lines of their predictions."""
+) -> Iterator[LabeledWords]:
+    """Return the dev sentences with their predictions."""
     column, sentences = data.column, [data.dev[index] for index in range(len(data.dev))]
     predictions = predict_words(model, column.head, sentences, most_likely, device, stop)
-    counts: Counter[str] = Counter()
-    lines = []
-    for words, sentence, labels in zip(data.words, sentences, predictions, strict=True):
-        counts.update(column.count(sentence["labels"], labels))
-        for word, gold, label in zip(words, sentence["labels"], column.spell(labels, len(words)), strict=True):
-            lines.append(f"{word}\t{column.labels[gold]}\t{label}")
-        lines.append("")
-    return counts, lines
+    gold = ([column.labels[i] for i in sentence["labels"]] for sentence in sentences)
+    return zip(data.words, gold, predictions, strict=True)
 
 
 def encode_sentences(
@@ -423,9 +478,8 @@ def labeled_spans(sentence: Sentence, column: Column, predicted: Sequence[tuple[
     """Return the spans in the text of a sentence, or each word where labels mark no spans, with the mean probability of the
     labels of its words, as the pipeline of transformers has it with ``aggregation_strategy="first"``."""
     names = [column.labels[label] for label, _ in predicted]
-    spans = spans_of(names) if column.has_spans else [(name, place, place) for place, name in enumerate(names)]
     ranges, found = sentence.places()[1], []
-    for label, first, last in spans:
+    for label, first, last in items_of(names, column.has_spans):
         probability = fmean(probability for _, probability in predicted[first : last + 1])
         found.append({"start": ranges[first][0], "end": ranges[last][1], "label": label, "probability": probability})
     return found

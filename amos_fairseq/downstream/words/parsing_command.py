@@ -18,13 +18,7 @@ from torch import Tensor
 
 from amos_fairseq.checkpoints.read import load_checkpoint
 from amos_fairseq.downstream.prediction import load_best
-from amos_fairseq.downstream.words.command import (
-    ColumnData,
-    predict_file,
-    predict_words,
-    word_flags,
-    word_trials,
-)
+from amos_fairseq.downstream.words.command import ColumnData, predict_file, predict_words, word_flags, word_trials
 from amos_fairseq.downstream.words.dataset import HEAD, Column, ParsedSentences
 from amos_fairseq.downstream.words.model import TREES
 from amos_fairseq.downstream.words.prepare import WordSource

@@ -16,6 +16,7 @@ import dataclasses
 import json
 import re
 import shlex
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -104,10 +105,7 @@ class WordSource:
         column = self.column or train.label_column()
         train, dev = files = split_off_dev(train) if self.dev is None else [train, self.read_labeled(self.dev)]
         for file in files:
-            if column not in file.names:
-                raise UserError(
-                    f"{file.path} has no column {column}: give --column with one of {', '.join(file.names)}"
-                )
+            check_column(file, column)
         has_spans = convert_spans(files, column)
         for file in files:
             file.report(column=column)
@@ -186,9 +184,16 @@ def prepare_tagging_inside(out: Path, source: WordSource, tokenizer: Tokenizer) 
     return prepared_data(out, "tagging", description, lambda folder: source.write(folder, tokenizer, description))
 
 
-def convert_spans(files: Sequence[WordFile], column: str) -> bool:
-    """Convert labels that mark spans to IOB or IOBES, and return whether they do; refuse a label that does not fit the rest."""
-    counts = count_labels([sentence for file in files for sentence in file.sentences], column)
+def check_column(file: WordFile, column: str) -> None:
+    if column not in file.names:
+        advice = f"give --column with one of {', '.join(file.names)}, or its names as --columns"
+        raise UserError(f"{file.path} has no column {column}: {advice}")
+
+
+def convert_spans(files: Sequence[WordFile], column: str, known: Sequence[str] = ()) -> bool:
+    """Convert labels that mark spans to IOB or IOBES, and return whether they do; refuse a label that does not fit the rest, or
+    the ``known`` ones."""
+    counts = count_labels([sentence for file in files for sentence in file.sentences], column) + Counter(known)
     if "*" in counts and all(map(_BRACKETS.fullmatch, counts)):
         problem = (
             f"{max(counts, key=len):.60} is a bracket of CoNLL-2012: convert them to IOB (docs/converting.md, Words)"
