@@ -255,7 +255,7 @@ class Tagging(Benchmark):
                         *(f"{values[score]:.1f}" for score in ("precision", "recall", "f1")),
                         f"{values['number']:,}",
                     ]
-                    for each, values in record["by_name"].items()
+                    for each, values in record.get("by_name", {}).items()  # of an earlier version: nothing
                 ]
                 tables.append(Table(f"{name}, {what} of {split}", ["", "precision", "recall", "F1", what], rows))
         return tables
