@@ -239,9 +239,9 @@ class Tagging(Benchmark):
             column, what = opened.column, "spans" if opened.column.has_spans else "words"
             records = {"dev": read_json(checkpoint.parent / f"{self.prefix(name)}scores.json", "remove OUT/runs")}
             if name in self.tests:
-                file, for_cut = self.tests[name], f"are counted with the label {column.cut_label}"
-                loaded, device = load_checkpoint(checkpoint), self.session.devices[0]
-                predictions, counted = predict_file(loaded, column.head, file, most_likely, for_cut, device)
+                file, loaded, device = self.tests[name], load_checkpoint(checkpoint), self.session.devices[0]
+                cut = "are counted as wrong"
+                predictions, counted = predict_file(loaded, column.head, file, most_likely, cut, device)
                 gold = (sentence.columns[name] for sentence in file.sentences)
                 rows = zip((sentence.words for sentence in file.sentences), gold, predictions, strict=True)
                 record = records["test"] = self.compare(name, rows, checkpoint.parent, ".test")
@@ -249,14 +249,10 @@ class Tagging(Benchmark):
                 cells = [f"{name}: best run on dev", *found.values()]
                 tables.append(Table(f"{name}, test", ["", *map(SCORE_NAMES.get, found)], [cells], [counted]))
             for split, record in records.items():
-                rows = [
-                    [
-                        each,
-                        *(f"{values[score]:.1f}" for score in ("precision", "recall", "f1")),
-                        f"{values['number']:,}",
-                    ]
-                    for each, values in record.get("by_name", {}).items()  # of an earlier version: nothing
-                ]
+                rows = []
+                for each, values in record.get("by_name", {}).items():  # of an earlier version: nothing
+                    ratios = (f"{values[score]:.1f}" for score in ("precision", "recall", "f1"))
+                    rows.append([each, *ratios, f"{values['number']:,}"])
                 tables.append(Table(f"{name}, {what} of {split}", ["", "precision", "recall", "F1", what], rows))
         return tables
 
