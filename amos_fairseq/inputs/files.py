@@ -159,6 +159,9 @@ def decoded_lines(stream: BinaryIO, name: str | Path) -> Iterator[tuple[int, str
     lines = iter(lambda: stream.readline(LARGEST_DOCUMENT_BYTES + 1), b"")
     for number, line in enumerate(lines, start=1):
         refuse_large(line, name, f"line {number}")
+        if (nuls := line.count(0)) > max(7, len(line) / 20):  # clean_lines() removes single ones
+            problem = f"{nuls:,} of its {len(line):,} bytes are NUL, as in UTF-16 without a byte-order mark"
+            raise UserError(f"{name}, line {number}: {problem}: convert the whole file from its encoding; {FORMS}")
         try:
             text = line.decode("utf-8")
         except UnicodeDecodeError:

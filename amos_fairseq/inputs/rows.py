@@ -63,6 +63,8 @@ def parse_label(value: Any, kind: str, separator: str) -> str | list[str] | floa
         return parse_number(value)
     values = value if isinstance(value, list) else [value]
     if kind == "labels" and isinstance(value, str):
+        if re.fullmatch(r"\s*\[.*\]\s*", value):
+            raise ValueError(f"{value!r:.60} is a list as Python prints it: write the table as JSON lines")
         values = value.split(separator)
     if any(isinstance(part, list | dict) for part in values) or (kind == "classes" and isinstance(value, list)):
         raise ValueError(f"the label {value!r:.60} is not one of {'several classes' if kind == 'classes' else 'names'}")
@@ -361,6 +363,9 @@ def notes_on_scored(train: LabeledRows, rows: LabeledRows, name: str, space: Lab
     if space.kind == "number":
         return
     if unknown := [label for label in names_in(rows, space.kind) if label not in space.names]:
+        if len(unknown) == len(rows) and space.kind == "classes":
+            known = f"{listed(unknown)}, but those of training {listed(space.names)}"
+            raise UserError(f"{rows.source}: its labels are {known}: write both alike")
         counted, treated = f"{len(unknown):,} {name} rows with labels", "counted as wrong"
         if space.kind == "labels":
             counted, treated = f"{len(set(unknown)):,} {name} labels", "not counted"

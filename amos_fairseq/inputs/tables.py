@@ -2,6 +2,7 @@
 
 import contextlib
 import csv
+import re
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from itertools import islice
@@ -108,6 +109,7 @@ class TableFile:
             yield number, row
         if not size:
             broken = f", and {len(self.broken_lines):,} with another number of columns" if self.broken_lines else ""
+            broken += ": if R added row names, write the table with row.names=FALSE" if broken else ""
             raise UserError(f"{self.path} has no row of the columns {', '.join(self.columns):.200}{broken}")
 
     def has(self, name: str) -> bool:
@@ -210,6 +212,8 @@ def value_inside(row: Any, name: str) -> Any:
 
 def require_columns(table: TableFile, names: Sequence[str], choose: str = "give a file that has it") -> None:
     """Refuse a table that lacks one of these columns; ``choose``: how others are chosen, the end of the message."""
+    if len(table.columns) == 1 and (separator := re.search("[;|\t]", table.columns[0])):
+        choose = f"its columns are separated by {separator[0]!r}: convert it (docs/converting.md, Tables)"
     for name in names:
         if not table.has(name):
             raise UserError(

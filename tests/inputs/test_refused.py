@@ -120,6 +120,30 @@ TABLES = [
         "line 3, column rude, sad: sad is '', not 0 or 1",
     ),
     (
+        "utf16.csv",
+        "text,label\r\ngood,1\r\n".encode("utf-16-le"),
+        {},
+        "line 1: 11 of its 23 bytes are NUL, as in UTF-16 without a byte-order mark: convert the whole file",
+    ),
+    (
+        "semicolons.csv",
+        b"text;label\ngood;a\n",
+        {},
+        "its columns are separated by ';': convert it (docs/converting.md, Tables)",
+    ),
+    (
+        "row_names.tsv",
+        b'"text"\t"label"\n"1"\t"good"\t"a"\n"2"\t"bad"\t"b"\n',
+        {},
+        "and 2 with another number of columns: if R added row names, write the table with row.names=FALSE",
+    ),
+    (
+        "python.csv",
+        b"text,label\ngood,\"['a', 'b']\"\n",
+        {"kind": "labels"},
+        "is a list as Python prints it: write the table as JSON lines",
+    ),
+    (
         "few.tsv",
         TSV,
         {"dev": None},

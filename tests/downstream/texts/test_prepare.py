@@ -211,3 +211,10 @@ def test_bytes_are_texts_and_names(tmp_path):
     train, dev = splits.values()
     assert sorted(train.texts + dev.texts) == sorted((text,) for text in texts)
     assert space.names == ["ja", "n\u00f6"]
+
+
+def test_labels_that_are_written_in_another_way_on_dev(tmp_path):
+    for split, labels in (("train", ["TRUE", "FALSE"]), ("dev", ["True", "False"])):
+        (tmp_path / f"{split}.tsv").write_text(table(labels * 20))
+    with pytest.raises(UserError, match="its labels are False, True, but those of training FALSE, TRUE: write both"):
+        Tables(tmp_path / "train.tsv", tmp_path / "dev.tsv").check().read()
