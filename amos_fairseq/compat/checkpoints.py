@@ -82,11 +82,9 @@ def copy_atomically(copy: Callable[..., Any], src_path: str, dst_path: str, over
 def repair_last_checkpoint(save_dir: str, suffix: str = "", is_written: bool = True) -> None:
     """Copy the newest complete checkpoint to ``checkpoint_last.pt`` where that file is damaged, missing or outdated.
 
-    It is outdated if the run was killed after it had written a newer checkpoint. One that only has more updates is from before
-    the user went back to an earlier one (``--restore-file``) or started a new schedule (``--reset-*``).
-
-    Args:
-        is_written: whether the run writes ``checkpoint_last.pt``; with ``--no-last-checkpoints`` the file is outdated.
+    It is outdated if the run was killed after it had written a newer checkpoint, or does not write it (not ``is_written``:
+    ``--no-last-checkpoints``). One that only has more updates is from before the user went back to an earlier one
+    (``--restore-file``) or started a new schedule (``--reset-*``).
     """
     last = os.path.join(save_dir, f"checkpoint_last{suffix}.pt")
     exists = os.path.exists(last)

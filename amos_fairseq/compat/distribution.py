@@ -64,11 +64,8 @@ def visible_gpus(cfg: Any) -> int:
 def arrange_ranks(cfg: Any, environment: Mapping[str, str] = os.environ, num_gpus: int | None = None) -> None:
     """Complete ``cfg.distributed_training`` before fairseq's ``call_main`` uses it.
 
-    Args:
-        environment: of the process; torchrun sets :data:`TORCHRUN_VARIABLES` there.
-        num_gpus: that this process may use; None: those of the machine.
-
-    A launch is refused if it would train no model, or several that overwrite one another.
+    A launch is refused if it would train no model, or several that overwrite one another. ``num_gpus``: that this process may
+    use; None: those of the machine.
     """
     leave_out_current_folder()  # of the ranks that fairseq starts, one for each GPU
     if num_gpus is None:

@@ -66,13 +66,9 @@ def similar_lengths(
     """Return the order in which each ``global_batch`` consecutive sequences have similar lengths, so that they need little
     padding.
 
-    The order is cut into pools of :data:`POOL` global batches, each pool is sorted by length, and the global batches are
-    shuffled. A pool is a random sample, so a sequence meets others in each epoch. What makes no global batch stays at the end.
-
-    Args:
-        indices: shuffled order of an epoch, [N].
-        lengths: number of tokens of each sequence of the data set.
-        generator: shuffles the batches.
+    ``indices`` [N], the shuffled order of an epoch, is cut into pools of :data:`POOL` global batches, each pool is sorted by
+    length, and the global batches are shuffled by ``generator``. A pool is a random sample, so a sequence meets others in each
+    epoch. What makes no global batch stays at the end. ``lengths``: tokens of each sequence of the data set.
     """
     used = len(indices) - len(indices) % global_batch
     pools = (indices[start : min(start + POOL * global_batch, used)] for start in range(0, used, POOL * global_batch))
@@ -104,13 +100,11 @@ class BlockBatchIterator(iterators.EpochBatchIterator):
     """fairseq's epoch iterator over equal batches, in the dataset's own order, with a position in blocks.
 
     Args:
-        dataset: its ``ordered_indices`` is the order; fairseq's second shuffle of whole batches is off, because its
-            result depends on the batch size of a rank.
-        batches: equal batches in that order.
+        batches: equal batches in the order of ``dataset.ordered_indices``; fairseq's second shuffle of whole batches is off,
+            because its result depends on the batch size of a rank.
         update_freq: micro-batches per update and rank; 1 for validation.
-
-    The other arguments are fairseq's. Loader processes start again in each epoch: fairseq's persistent ones would never
-    receive ``set_epoch`` and would repeat the masks of the first epoch.
+        settings: fairseq's. Loader processes start again in each epoch: fairseq's persistent ones would never receive
+            ``set_epoch`` and would repeat the masks of the first epoch.
     """
 
     def __init__(
@@ -119,21 +113,13 @@ class BlockBatchIterator(iterators.EpochBatchIterator):
         batches: list[list[int]],
         *,
         update_freq: int,
-        num_shards: int,
-        shard_id: int,
-        num_workers: int,
-        epoch: int,
-        buffer_size: int,
+        **settings: int,
     ) -> None:
         super().__init__(
             dataset=dataset,
             collate_fn=dataset.collater,
             batch_sampler=batches,
-            num_shards=num_shards,
-            shard_id=shard_id,
-            num_workers=num_workers,
-            epoch=epoch,
-            buffer_size=buffer_size,
+            **settings,
             disable_shuffling=True,
             reuse_dataloader=False,
             persistent_workers=False,
@@ -141,12 +127,8 @@ class BlockBatchIterator(iterators.EpochBatchIterator):
         self.update_freq = update_freq
 
     @property
-    def micro_batch(self) -> int:
-        return len(self.frozen_batches[0])
-
-    @property
     def blocks_per_step(self) -> int:
-        return self.num_shards * self.micro_batch
+        return self.num_shards * len(self.frozen_batches[0])
 
     @property
     def global_batch(self) -> int:

@@ -44,17 +44,10 @@ OF_OBJECTIVE = {"mlm": "bert", "electra": "electra"}
 def treat_masked(
     originals: np.ndarray, treatment: MaskTreatment, mask: int, candidates: np.ndarray, generator: np.random.Generator
 ) -> np.ndarray:
-    """Return the generator's input at the masked positions of a block.
+    """Return the generator's input [k] int64 at the masked positions of a block, whose tokens are ``originals`` [k].
 
-    Args:
-        originals: [k] token ids at the masked positions.
-        treatment: shares of random and of original tokens; each position is sampled independently.
-        mask: id of ``<mask>``.
-        candidates: [n] ids from which random tokens are sampled uniformly.
-        generator: of the block; not used if every position becomes ``<mask>``.
-
-    Returns:
-        [k] int64 token ids.
+    Each position is sampled independently, random tokens uniformly among the ids ``candidates`` [n]. ``generator``, that of the
+    block, is not used if every position becomes ``<mask>``, the id ``mask``.
     """
     treated = np.full(len(originals), mask, dtype=np.int64)
     if treatment.random == treatment.unchanged == 0:
@@ -74,11 +67,8 @@ class MaskedBlockDataset(EpochOrder, FairseqDataset):
     Args:
         blocks: one-dimensional integer tensors of token ids without ``<s>``, for example fairseq's ``TokenBlockDataset``.
             A block longer than T - 1 is cut (one that ends with its paragraph can be longer).
-        dictionary: contains ``<mask>``.
         tokens_per_block: T, ``<s>`` included.
         mask_prob: share of a block's tokens that is masked; special tokens are counted in L but never masked.
-        seed: of the masks and of the order.
-        treatment: the generator's input at masked positions.
         mask_weights: [tokens of the dictionary] float64, above 0; positions are sampled in proportion to the weights of
             their tokens, one after another without replacement. None: uniformly.
         word_starts: [tokens of the dictionary] bool, which tokens begin a word. The tokens of a word are then masked together,

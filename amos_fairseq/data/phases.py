@@ -44,9 +44,7 @@ class _Section:
 def read_phases(content: Any, longest: int, mask_prob: float) -> list[Phase]:
     """Return the phases of ``task.phases``, which is a list or the text of one; none for None or an empty list.
 
-    Args:
-        longest: ``tokens_per_sample``, the length of the last phase.
-        mask_prob: of phases that state none.
+    ``longest``: ``tokens_per_sample``, the length of the last phase. ``mask_prob``: of phases that state none.
     """
     try:
         entries = yaml.safe_load(content) if isinstance(content, str) else content

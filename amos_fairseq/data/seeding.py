@@ -42,10 +42,7 @@ def noise_seed(purpose: Purpose, seed: int, update: int, block: int) -> int:
 
 
 class EpochOrder:
-    """The order of an epoch, from (seed, epoch) alone: a mixin for datasets with ``seed``, ``epoch`` and ``training``.
-
-    It must come before ``FairseqDataset`` among the bases.
-    """
+    """A mixin, to come before ``FairseqDataset`` among the bases, for datasets with ``seed``, ``epoch`` and ``training``."""
 
     def ordered_indices(self) -> np.ndarray:
         """Return the indices [N] int64: a permutation from (seed, epoch) for training, ascending for validation."""
@@ -55,8 +52,3 @@ class EpochOrder:
 
     def set_epoch(self, epoch: int) -> None:
         self.epoch = epoch
-
-    @property
-    def can_reuse_epoch_itr_across_epochs(self) -> bool:
-        """False: a reused iterator would repeat the first epoch's order."""
-        return False

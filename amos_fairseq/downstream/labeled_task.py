@@ -168,11 +168,6 @@ class LabeledSequences(EpochOrder, FairseqDataset):
     def add_labels(self, batch: dict[str, Any], samples: Sequence[dict[str, Any]]) -> None:
         """Add the labels of the samples to the batch, in place; each data set has its own."""
 
-    def num_tokens(self, index: int) -> int:
-        return int(self.sizes[index])
-
-    size = num_tokens
-
 
 def rows_per_epoch(sizes: Sequence[int], exponent: float = SAMPLING_EXPONENT) -> list[int]:
     """Return n = |D_max|^(1-e) |D|^e, rounded, for tasks of |D| rows and ``exponent`` e: the largest is read once an epoch.

@@ -104,8 +104,7 @@ def build_update(cfg: DictConfig, vocabulary_size: int | None = None, reference:
 
     Args:
         cfg: composed and resolved, as fairseq's trainer gets it.
-        vocabulary_size: number of dictionary entries, special symbols and ``<mask>`` included; None reads the dictionary of
-            ``task.data``.
+        vocabulary_size: entries of the dictionary, all symbols included; None reads the dictionary of ``task.data``.
         reference: build the reference implementation instead, without recomputed layers.
     """
     if reason := why_not_counted(cfg):
@@ -143,13 +142,11 @@ def why_not_counted(cfg: DictConfig) -> str | None:
 
 
 def count_matmuls(call: Callable[[], Any]) -> dict[str, int]:
-    """Count the operations in products of matrices and vectors, including those of a backward pass in ``call``.
+    """Count the operations in products of matrices and vectors, including those of a backward pass in ``call``; a
+    multiplication and an addition are two.
 
-    A multiplication and an addition are two operations.
-
-    Returns:
-        The operations of every module that ran, including those inside it, under the name that PyTorch's counter uses
-        (``AmosModel.discriminator``); and all operations as ``Global``.
+    Return those of every module that ran, including those inside it, under the name that PyTorch's counter uses
+    (``AmosModel.discriminator``), and all operations as ``Global``.
     """
     with FlopCounterMode(display=False, custom_mapping=MATMULS) as counter:
         call()
@@ -172,9 +169,7 @@ OF_A_RUN = (
 def read_configuration(source: str, overrides: Sequence[str] = ()) -> tuple[DictConfig, int | None]:
     """Read a configuration and the size of its vocabulary: a default for a recipe without ``task.data``, None with it.
 
-    Args:
-        source: a recipe's name, the path of a YAML, a checkpoint, or the SAVE_DIR of a run.
-        overrides: ``KEY=VALUE`` settings, such as ``model.dropout=0.2``.
+    ``source``: a recipe's name, the path of a YAML, a checkpoint, or the SAVE_DIR of a run.
     """
     path = Path(source)
     if path.suffix == ".pt" or path.is_dir():
@@ -215,11 +210,7 @@ def checkpoint_configuration(
 
 
 def training_flops(cfg: DictConfig, vocabulary_size: int | None = None, reference: bool = False) -> TrainingFlops:
-    """Count one update of the model and criterion of ``cfg``, assuming full blocks; the arguments of :func:`build_update`.
-
-    Raises:
-        UserError: the settings describe no pretraining run, or one without an end or with a varying cost per update.
-    """
+    """Count one update of the model and criterion of ``cfg``, assuming full blocks: see :func:`build_update`."""
     return build_update(cfg, vocabulary_size, reference).training()
 
 

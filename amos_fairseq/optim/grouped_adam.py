@@ -193,11 +193,6 @@ class GroupedAdam(FairseqOptimizer):
             group.update(settings | overrides)
         self.set_lr(lr)
 
-    @property
-    def supports_flat_params(self) -> bool:
-        """False: one flat tensor would lose the groups."""
-        return False
-
 
 def rounded(lr: float, group: dict[str, Any]) -> float:
     """Return a group's share of ``lr``, on a GPU as float32."""
@@ -236,13 +231,11 @@ def parameter_groups(
 
 @contextmanager
 def without_bias_correction(groups: list[dict[str, Any]], step: int) -> Iterator[None]:
-    """Change the groups' settings, for one step of AdamW, so that this step has no bias correction.
+    """Change the groups' settings for step t = ``step`` of AdamW, from 1 on, so that it has no bias correction.
 
     With c1 = 1 - beta1^t and c2 = 1 - beta2^t, AdamW's step is -lr (m / c1) / (sqrt(v / c2) + eps) - lr decay w. If lr is
     multiplied by r = c1 / sqrt(c2), eps by 1 / sqrt(c2) and decay by 1 / r, it is -lr m / (sqrt(v) + eps) - lr decay w.
-
-    Args:
-        step: t of this step, from 1 on. Parameters that had no gradient in an earlier step are corrected by a lower t.
+    Parameters that had no gradient in an earlier step are corrected by a lower t.
     """
     changed = ("lr", "eps", "weight_decay")
     before = [{name: group[name] for name in changed} for group in groups]

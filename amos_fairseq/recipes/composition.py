@@ -23,12 +23,8 @@ from amos_fairseq.setting_checks import describe
 def compose_recipe(name: str, overrides: Sequence[str] = (), config_dir: Path = RECIPES) -> DictConfig:
     """Return the complete, resolved configuration that fairseq's trainer receives.
 
-    Args:
-        name: name of a YAML file in ``config_dir`` without ``.yaml``; ``variants/NAME`` for one in a subfolder.
-        overrides: for example ``model.dropout=0.2``, as on the command line of ``fairseq-hydra-train``.
-
-    Raises:
-        UserError: the recipe does not exist, or it or an override contains a setting that fairseq does not know.
+    ``name``: of a YAML file in ``config_dir`` without ``.yaml``. ``overrides``: as on the command line of
+    ``fairseq-hydra-train``.
     """
     try:
         cfg = compose_with_hydra(name, overrides, config_dir, with_hydra_settings=False)
@@ -53,14 +49,8 @@ def explain(error: Exception, name: str, config_dir: Path) -> str:
 def compose_with_hydra(
     name: str, overrides: Sequence[str] = (), config_dir: Path = RECIPES, with_hydra_settings: bool = True
 ) -> DictConfig:
-    """Return the configuration that Hydra composes, before fairseq adds its defaults and before it is resolved.
-
-    Args:
-        name: as in ``compose_recipe``.
-        overrides: as there.
-        config_dir: as there.
-        with_hydra_settings: include the group ``hydra`` (directories of the run).
-    """
+    """Return the configuration that Hydra composes, before fairseq adds its defaults and before it is resolved; the arguments
+    are those of :func:`compose_recipe`."""
     with fairseq_defaults(name), initialize_config_dir(str(config_dir.resolve()), version_base="1.1"):
         return compose(name, [*search_path(config_dir), *overrides], return_hydra_config=with_hydra_settings)
 

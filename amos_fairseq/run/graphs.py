@@ -37,11 +37,7 @@ INPUTS = ("tokens", "masked_tokens", "masked_positions", "masked_weights")
 
 
 class CudaGraph:
-    """What ``work`` does on the device.
-
-    Attributes:
-        result: what ``work`` returned; its tensors are overwritten by each replay.
-    """
+    """What ``work`` does on the device; the tensors in ``result``, which it returned, are overwritten by each replay."""
 
     def __init__(self, work: Callable[[], Any]) -> None:
         self.graph = torch.cuda.CUDAGraph()

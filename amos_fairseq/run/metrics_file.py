@@ -34,11 +34,7 @@ def read_records(save_dir: Path) -> list[dict[str, Any]]:
 
 
 class NewRecords:
-    """What a training appends to the metrics file of ``save_dir`` from now on.
-
-    Attributes:
-        update: update of the last record, also where it was there before; 0 before the first.
-    """
+    """What a training appends to the metrics file of ``save_dir`` from now on; ``update``: that of the last record, 0 for none."""
 
     def __init__(self, save_dir: Path) -> None:
         self.update = 0

@@ -125,14 +125,10 @@ def set_precision(cfg: Any, on_gpu: bool, saved: Saved | None = None) -> str:
 
 
 def choose(request: str, setting: str, device: Device, saved: Saved | None) -> tuple[str, str]:
-    """Return the precision of a run and the reason for it. All cases are decided here.
+    """Return the precision of a run and the reason for it; refuse what the device cannot do. All cases are decided here.
 
-    Args:
-        request: a value of ``task.precision``; ``setting`` is the setting that requests it, for messages.
-        saved: the run that is continued.
-
-    Raises:
-        UserError: the device cannot train in it, or not continue the run. A CPU trains in bf16 also without fast products.
+    ``request``: a value of ``task.precision``, which ``setting`` asks for, in messages. ``saved``: the run that is continued. A
+    CPU trains in bf16 also without fast products.
     """
     name, reasons = request, []
     if request == "auto":
@@ -161,13 +157,8 @@ def choose(request: str, setting: str, device: Device, saved: Saved | None) -> t
 
 
 def saved_precision(cfg: Any) -> Saved | None:
-    """Return the precision of the run that is continued with its optimizer; None for a new run.
-
-    A new run from the weights of another one (``--finetune-from-model``, ``--reset-optimizer``) keeps nothing of it.
-
-    Args:
-        cfg: the section ``checkpoint``.
-    """
+    """Return the precision of the run that is continued with its optimizer; None for a new run, which keeps nothing of the one
+    whose weights it begins with. ``cfg``: the section ``checkpoint``."""
     path = checkpoint_to_load(cfg)
     if path is None or path == cfg.finetune_from_model or cfg.reset_optimizer:
         return None

@@ -60,12 +60,7 @@ class CorpusTask(FairseqTask):
         """Return equal batches of an epoch. In training, blocks that make no whole update are left out, others in each epoch
         (see :func:`~amos_fairseq.data.block_iterator.whole_updates`).
 
-        Args:
-            dataset: shuffles itself by epoch.
-            max_tokens: of a batch, where each sample counts as :attr:`length` tokens.
-            max_sentences: the most samples of a batch.
-            max_positions: of the model.
-            settings: for :meth:`iterator_settings`.
+        In ``max_tokens`` each sample counts as :attr:`length` tokens. ``settings``: for :meth:`iterator_settings`.
         """
         dataset = copy.copy(dataset)  # with an epoch of its own: a run may also validate on its training data
         flag = f"--{self.length.replace('_', '-')}"

@@ -228,16 +228,6 @@ class WithUnlabeled(FairseqDataset):
     def __len__(self) -> int:
         return len(self.labeled)
 
-    def num_tokens(self, index: int) -> int:
-        return int(self.sizes[index])
-
-    size = num_tokens
-
-    @property
-    def can_reuse_epoch_itr_across_epochs(self) -> bool:
-        """False: a reused iterator would repeat the first epoch's order."""
-        return False
-
     @property
     def epoch(self) -> int:
         return self.labeled.epoch
