@@ -78,10 +78,8 @@ def write_lines(out: Path, lines: Iterable[str]) -> None:
 
 
 def json_text(content: Any) -> str:
-    """Return readable JSON, with a line end, that UTF-8 can represent.
-
-    A path has half of a surrogate pair for each byte that is not text in the locale; such content is escaped as a whole.
-    """
+    """Return readable JSON, with a line end, that UTF-8 can represent. A path has half of a surrogate pair for each byte that
+    is not text in the locale; such content is escaped as a whole."""
     text = json.dumps(content, indent=2, ensure_ascii=False)
     return (text if is_unicode(text) else json.dumps(content, indent=2)) + "\n"
 
@@ -229,10 +227,7 @@ def _exchange(unfinished: Path, path: Path) -> None:
 
 @contextlib.contextmanager
 def explain_write_errors(what: object, hint: str) -> Iterator[None]:
-    """Turn a disk error, also one that a library has wrapped, into a :class:`UserError`.
-
-    ``what`` could not be written; ``hint`` says how to fix it.
-    """
+    """Turn a disk error, also one that a library has wrapped, into a :class:`UserError`; ``hint``: how to fix it."""
     try:
         yield
     except UserError:

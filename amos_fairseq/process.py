@@ -41,10 +41,8 @@ SECONDS_TO_SAVE = 300.0
 
 
 def python_command(module: str, *options: str, with_parent: bool = False) -> list[str]:
-    """Return the start of the command line that runs ``module`` in a Python process; the arguments follow.
-
-    ``options`` are those of the interpreter. ``with_parent``: the process ends with its standard input, a pipe of its parent.
-    """
+    """Return the start of the command line that runs ``module`` in a Python process with the ``options`` of the interpreter;
+    the arguments follow. ``with_parent``: the process ends with its standard input, a pipe of its parent."""
     script = [sys.executable, *options, os.path.abspath(__file__)]
     return [*script, *([WITH_PARENT] if with_parent else []), module]
 
@@ -110,11 +108,7 @@ class ForkedCommand(ForkServerProcess):
     a new process. The server is a new process, never a fork of this one, and starts with the first command. When this process
     ends, even by SIGKILL, the command gets SIGTERM: a training saves a checkpoint. Thread-safe.
 
-    Args:
-        command: the module and its arguments.
-        variables: environment of the command.
-        output: a file to which its standard output is appended.
-        errors: the same for its standard error; None: ``output``.
+    Its standard output and standard error (None: also the output) are appended to the files ``output`` and ``errors``.
     """
 
     _lock = threading.Lock()  # multiprocessing asks for all exit codes when it starts a process

@@ -104,10 +104,8 @@ def check_saved_settings(file: Path, cfg: Mapping[str, Any]) -> None:
 
 
 def model_settings(file: Path, saved: Mapping[str, Any]) -> DictConfig:
-    """Return the model's settings in a checkpoint, with the defaults of fields that were added after they were saved.
-
-    fairseq adds missing fields by model name only, and a checkpoint written with ``--arch amos_base`` names the architecture.
-    """
+    """Return the model's settings in a checkpoint, with the defaults of fields that were added later. fairseq adds missing
+    fields by model name only, and a checkpoint written with ``--arch amos_base`` names the architecture."""
     name = str(saved.get("_name") or saved.get("arch"))
     model_class = ARCH_MODEL_REGISTRY.get(name) or MODEL_REGISTRY.get(name, object)
     # A model may be defined elsewhere and derived from one of this package.

@@ -111,10 +111,8 @@ def repair_last_checkpoint(save_dir: str, suffix: str = "", is_written: bool = T
 def newest_complete_checkpoint(
     save_dir: str, suffix: str = "", written_after: float = -math.inf
 ) -> tuple[str, int] | None:
-    """Return path and number of updates of the checkpoint in ``save_dir`` with the most updates that loads, or None.
-
-    Files that are not newer than ``written_after``, a modification time in seconds, are skipped without reading them.
-    """
+    """Return path and number of updates of the checkpoint in ``save_dir`` with the most updates that loads, or None. Files that
+    are not newer than ``written_after``, a modification time in seconds, are not read."""
     complete = []
     for path in sorted(glob.glob(os.path.join(glob.escape(save_dir), f"checkpoint*{suffix}.pt"))):
         try:
@@ -135,10 +133,8 @@ def is_complete(path: str) -> bool:
 
 
 def return_comparable_scores(validate: Callable[..., Any], cfg: Any, *args: Any, **kwargs: Any) -> list[float | None]:
-    """Convert the scores that the training script's ``validate`` returns to Python numbers, and nan to the worst one.
-
-    None, if nothing was validated, is unchanged.
-    """
+    """Convert the scores that the training script's ``validate`` returns to Python numbers, and nan to the worst one; None, if
+    nothing was validated, is unchanged."""
     worst = -math.inf if cfg.checkpoint.maximize_best_checkpoint_metric else math.inf
     metric = cfg.checkpoint.best_checkpoint_metric
     try:

@@ -37,11 +37,8 @@ class Script(Enum):
 
 
 class Patch(NamedTuple):
-    """One function, method or property to replace.
-
-    ``replacement`` is called with the stock function and then with its arguments. The attribute keeps the name and docstring of
-    the stock function, and the function itself as ``__wrapped__``.
-    """
+    """One function, method or property to replace. ``replacement`` is called with the stock function and then with its
+    arguments. The attribute keeps its name and docstring, and the function itself as ``__wrapped__``."""
 
     owner: ModuleType | type | Script
     name: str

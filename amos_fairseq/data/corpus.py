@@ -141,10 +141,7 @@ def add_tokenizer(directories: list[Path], source: Path, vocabulary_file: Path |
 
     Pieces that ``dict.txt`` lacks are ``<unk>``. A symbol of ``dict.txt`` that is no piece may be a character that the
     tokenizer does not know, which SentencePiece writes as it is: lines with one, and those with ``<unk>``, are not compared.
-
-    Raises:
-        UserError: the corpus has a tokenizer, or more than a twentieth of the lines, decoded to text and encoded again, are
-            other ones.
+    Refused if more than a twentieth of the lines, decoded to text and encoded again, are other ones.
     """
     target = directories[0] / TOKENIZER_DIRECTORY
     if _find_tokenizer(directories, None) is not None:
@@ -216,11 +213,8 @@ def read_blocks(
 
 
 def count_tokens(texts: Iterable[Any], num_tokens: int, rank: int = 0, num_ranks: int = 1) -> Tensor:
-    """Count all ids below ``num_tokens`` in memory-mapped texts: int64 [num_tokens].
-
-    Larger ids, of another dictionary, are refused where blocks are read. The counts of all ``num_ranks`` ranks add up to those
-    of the whole.
-    """
+    """Count all ids below ``num_tokens`` in memory-mapped texts: int64 [num_tokens]. Larger ids, of another dictionary, are
+    refused where blocks are read. The counts of all ``num_ranks`` ranks add up to those of the whole."""
     counts = np.zeros(num_tokens, dtype=np.int64)
     # Some consist of a text and its continuations (train, train1, ...).
     for part in (part for text in texts for part in getattr(text, "datasets", [text])):

@@ -258,10 +258,9 @@ def synthetic_dictionary(size: int) -> Dictionary:
 class FlopsReport(NamedTuple):
     """Floating point operations of training and inference.
 
-    Attributes:
-        modules: forward pass per token, by part of the model.
-        inference_length: number of tokens that the encoder processes: 128 as in thesis Table 5.3, or the model's maximum.
-        inference: forward pass of the final encoder alone; None if no encoder remains after training (TwoTower).
+    ``modules``: forward pass per token, by part of the model. ``inference_length``: tokens that the encoder processes, 128 as
+    in thesis Table 5.3, or the model's maximum. ``inference``: forward pass of the final encoder alone; None if none remains
+    after training (TwoTower).
     """
 
     update: CountedUpdate

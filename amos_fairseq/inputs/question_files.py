@@ -104,10 +104,9 @@ class SquadFile(NamedTuple):
 
 
 def read_squad(path: Path, labeled: bool = True) -> SquadFile:
-    """Read a data set in the official layout ``{"version", "data": [{"title", "paragraphs": [...]}]}``, or flat rows of
-    ``datasets``, ``{"id", "title", "context", "question", "answers": {"text": [...], "answer_start": [...]}}``. Questions
-    without an answer are impossible, also where ``is_impossible`` is missing, as in the official evaluation. Answers are
-    ignored, and need not be there, unless ``labeled``."""
+    """Read a data set in the official layout ``{"version", "data": [{"title", "paragraphs": [...]}]}``, or rows as in
+    :data:`FORMS`. Questions without an answer are impossible, also where ``is_impossible`` is missing, as in the official
+    evaluation. Answers are ignored, and need not be there, unless ``labeled``."""
     version = ""
     try:
         if kind_of(path) in (PARQUET, FOLDER) or kind_and_compression(path)[0] in (".jsonl", ".ndjson"):
@@ -213,10 +212,8 @@ def evaluate(
 ) -> dict[str, float]:
     """Score predictions as the official script of 2.0: questions without a prediction do not count.
 
-    Args:
-        answers: by question, the texts that are right; none where there is no answer.
-        null_odds: for each question, how likely it has no answer, on any scale; enables the search for the best thresholds.
-        units: a key of :data:`UNITS_OF`: what is compared.
+    ``answers``: by question, the texts that are right, none where there is no answer. ``null_odds``: how likely a question has
+    none, on any scale, for the search for the best thresholds. ``units``: a key of :data:`UNITS_OF`, what is compared.
     """
     predicted = [name for name in answers if name in predictions]
     assert predicted, "no question has a prediction"

@@ -103,10 +103,8 @@ class GroupedAdam(FairseqOptimizer):
     def step(
         self, closure: Callable[[], Tensor] | None = None, scale: Tensor | float = 1.0, groups: Any = None
     ) -> None:
-        """Update the parameters with their gradients divided by ``scale``; the fused kernel divides.
-
-        ``closure`` and ``groups`` belong to fairseq's interface, and its trainer gives neither.
-        """
+        """Update the parameters with their gradients divided by ``scale``; the fused kernel divides. fairseq's trainer gives
+        neither ``closure`` nor ``groups``."""
         divisor = None
         if torch.is_tensor(scale) or scale != 1.0:
             device = self.param_groups[0]["params"][0].device
@@ -167,11 +165,9 @@ class GroupedAdam(FairseqOptimizer):
         return {"lr": self.cfg.lr[0], "betas": parse_betas(self.cfg.adam_betas), "eps": self.cfg.adam_eps}
 
     def load_state_dict(self, state_dict: dict[str, Any], optimizer_overrides: dict[str, Any] | None = None) -> None:
-        """Load moments, counters and rate from a checkpoint; betas, epsilon and both decays come from the current flags.
-
-        A scheduler that computes its own rate overwrites the saved one. ``optimizer_overrides`` (``--optimizer-overrides``) are
-        applied last.
-        """
+        """Load moments, counters and rate from a checkpoint; betas, epsilon and both decays come from the current flags. A
+        scheduler that computes its own rate overwrites the saved one. ``optimizer_overrides`` (``--optimizer-overrides``) are
+        applied last."""
         overrides = dict(optimizer_overrides or {})
         sizes = [len(group["params"]) for group in self.param_groups]
         saved_sizes = [len(group["params"]) for group in state_dict["param_groups"]]
@@ -203,11 +199,8 @@ def rounded(lr: float, group: dict[str, Any]) -> float:
 def parameter_groups(
     params: Iterable[nn.Parameter], weight_decay: float, decay_all: bool, layer_wise_lr_decay: float = 1.0
 ) -> list[dict[str, Any]]:
-    """Group parameters by their marks, from the heads down, at each depth the decayed ones first.
-
-    Without layer-wise decay the depth does not separate groups. A group keeps the order of ``params``. ``lr_scale`` is
-    a group's share of the learning rate.
-    """
+    """Group parameters by their marks, from the heads down, at each depth (with layer-wise decay) the decayed ones first. A
+    group keeps the order of ``params``. ``lr_scale`` is a group's share of the learning rate."""
     by_mark: dict[ParameterGroup, list[nn.Parameter]] = {}
     for parameter in params:
         mark = parameter_group(parameter)

@@ -82,10 +82,7 @@ def choose_parts(loaded: LoadedCheckpoint, parts: dict[str, ProbedPart], names: 
 
 @torch.no_grad()
 def hidden_states(part: ProbedPart, layers: Sequence[int], tokens: Tensor, lengths: Sequence[int]) -> dict[int, Tensor]:
-    """Compute states of unmasked text in eval mode: [B,T] int64 -> [B,T,D] for each of ``layers``, numbers of ``part.layers``.
-
-    ``lengths``: number of tokens of each text.
-    """
+    """Compute states of text in eval mode: [B,T] int64 -> [B,T,D] for each of ``layers``, numbers of ``part.layers``."""
     embeddings, states = part.embed_tokens(tokens), {}
     for encoder in {part.layers[layer][0] for layer in layers}:
         outputs = encoder(embeddings, with_input=True, lengths=lengths)
@@ -138,10 +135,7 @@ class SplitTargets(NamedTuple):
 
 
 def split_targets(examples: Sequence[AnnotatedText], encoded: EncodedSplit, labels: Sequence[str]) -> SplitTargets:
-    """Convert spans of words to spans of pieces, and labels to a matrix.
-
-    A target of which a word was cut off is not read.
-    """
+    """Convert spans of words to spans of pieces, and labels to a matrix. A target of which a word was cut off is not read."""
     spans: list[list[tuple[int, int]]] = []
     gold, unread = [], []
     for example, words in zip(examples, encoded.word_pieces, strict=True):

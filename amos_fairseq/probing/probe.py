@@ -49,22 +49,15 @@ THRESHOLD = 0.5  # of the probability of a label
 
 
 def micro_f1(predicted: Tensor, labels: Tensor, num_impossible: int = 0) -> float:
-    """Return F1 = 2 TP / (2 TP + FP + FN) over all targets and labels together, from 0 to 1; 0 without any label.
-
-    Args:
-        predicted, labels: [N,C] bool.
-        num_impossible: further labels that hold and cannot be predicted, because training has not seen them.
-    """
+    """Return F1 = 2 TP / (2 TP + FP + FN) of ``predicted`` and ``labels`` [N,C] bool, over all of them together, from 0 to 1; 0
+    without any label. ``num_impossible``: further labels that hold, which training has not seen."""
     true_positives = int((predicted & labels).sum())
     total = int(predicted.sum()) + int(labels.sum()) + num_impossible
     return 2 * true_positives / total if total else 0.0
 
 
 def majority_score(train: Sequence[Sequence[str]], gold: Sequence[Sequence[str]]) -> float:
-    """Return the micro-F1 of a classifier that reads nothing and always answers the most frequent label of training.
-
-    ``train`` and ``gold`` are the labels of each target of the training split and of the scored split.
-    """
+    """Return the micro-F1 of a classifier that always answers the most frequent label of training, on the labels ``gold``."""
     counts = Counter(label for labels in train for label in labels)
     answer = min(counts, key=lambda label: (-counts[label], label))
     total = len(gold) + sum(map(len, gold))
@@ -139,13 +132,9 @@ class Probe(nn.Module):
 
 
 def probe_loss(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return the binary cross-entropy summed over the C labels, mean over N targets, in nats.
+    """Return the binary cross-entropy of logits z and labels y [N,C], summed over the C labels, mean over N targets, in nats.
 
-        L = 1/N sum_n sum_c -[y_nc log s(z_nc) + (1 - y_nc) log(1 - s(z_nc))],  s = sigmoid
-
-    Args:
-        logits: z [N,C].
-        labels: y [N,C], 0 or 1.
+    L = 1/N sum_n sum_c -[y_nc log s(z_nc) + (1 - y_nc) log(1 - s(z_nc))],  s = sigmoid
     """
     loss = nn.functional.binary_cross_entropy_with_logits(logits, labels.to(logits.dtype), reduction="sum")
     return loss / len(logits)
@@ -180,7 +169,6 @@ def train_probe(data: ProbeData, settings: ProbeSettings, seed: int, device: str
     """Train a probe on ``train``, keep the weights with the best micro-F1 on ``valid`` (then the lowest loss), score them.
 
     ``seed`` determines the initial weights and the order of the targets; on a CPU the result is the same to the bit.
-    ``name`` stands before the progress.
     """
     batches, train = Batches(data, device), data.targets["train"]
     with torch.random.fork_rng(devices=[]):
@@ -255,9 +243,6 @@ def whitening(features: Tensor) -> tuple[Tensor, Tensor]:
 
     Among all such matrices the symmetric one changes x least. The floor keeps directions without variance, such as the one that
     LayerNorm removes, from being blown up.
-
-    Args:
-        features: [P,D] float32.
     """
     total = torch.zeros(features.size(1), dtype=torch.float64)
     products = torch.zeros(features.size(1), features.size(1), dtype=torch.float64)

@@ -66,10 +66,8 @@ def similar_settings(key: str, known: Collection[str]) -> list[str]:
 
 
 def known_settings(config_dir: Path, name: str) -> dict[str, Any]:
-    """Return ``section.key`` of all settings of fairseq and of a recipe, with the recipe's values.
-
-    Empty if the recipe's files are merged in ways of their own.
-    """
+    """Return ``section.key`` of all settings of fairseq and of a recipe, with the recipe's values; empty if its files are
+    merged in ways of their own."""
     known, waiting = {}, [config_dir / f"{name}.yaml"]
     while waiting:
         path = waiting.pop()
@@ -130,10 +128,8 @@ _OVERRIDE = re.compile(r"(?P<key>[+]{0,2}(?P<name>[A-Za-z_][\w./@]*))=(?P<value>
 def training_command(
     recipe: str, settings: Sequence[str], with_parent: bool = False
 ) -> tuple[list[str], dict[str, str]]:
-    """Return the command line of ``fairseq-hydra-train`` for a recipe and ``KEY=VALUE``, and its environment.
-
-    ``with_parent`` as in :func:`amos_fairseq.process.python_command`.
-    """
+    """Return the command line of ``fairseq-hydra-train`` for a recipe and ``KEY=VALUE``, and its environment. ``with_parent``
+    as in :func:`amos_fairseq.process.python_command`."""
     config_dir, name = find_recipe(recipe)
     check_settings(settings, config_dir, name)
     overrides = search_path(config_dir)

@@ -90,8 +90,7 @@ def refusal(trainer: Trainer) -> str | None:
 class GraphedUpdates:
     """The updates of a run, of which those with the usual kind of batch are replayed.
 
-    Args:
-        capture: makes a graph of a function that takes no argument; ``replay()`` returns the result of that function.
+    ``capture`` makes a graph of a function that takes no argument; ``replay()`` returns the result of that function.
     """
 
     def __init__(self, trainer: Trainer, capture: Callable[[Callable[[], Any]], Any] = CudaGraph) -> None:

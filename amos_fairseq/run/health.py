@@ -205,10 +205,9 @@ class Collapse(Hook):
     The other values do not show it: the generator learns, the detection loss is the entropy of the fraction of replaced tokens,
     and the accuracy is that of "nothing is replaced". An update counts if the logits of a batch have a standard deviation of
     less than :data:`~amos_fairseq.functional.replaced_token_detection.EQUAL_LOGITS`; the AUC cannot tell such logits apart.
-    After ``--collapse-updates`` such updates in a row a warning says what to do; after as many more, the run ends with
-    :data:`amos_fairseq.errors.COLLAPSED`. The count is saved with a checkpoint.
-
-    Only ``text_pretraining`` has the setting. Electric's logits contain those of its generator and always differ.
+    After ``--collapse-updates`` such updates in a row a warning says what to do; after as many more, the run ends. A checkpoint
+    has the count. Only ``text_pretraining`` has the setting. Electric's logits contain those of its generator and always
+    differ.
     """
 
     STATE = "equal_logit_updates"  # in extra_state of a checkpoint

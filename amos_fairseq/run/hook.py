@@ -46,21 +46,15 @@ class Hook:
 
     def before_statistics(self, trainer: Trainer, norm: float | None, outputs: list[dict[str, Any]]) -> None:
         """After the optimizer's step, before the update is logged; also for each validation batch, with the norm None.
-
-        ``outputs``: the criterion's, on the CPU: of each micro-batch, or on several ranks one with the sums over all.
-        """
+        ``outputs``: the criterion's, on the CPU: of each micro-batch, or on several ranks one with the sums over all."""
 
     def after_update(self, trainer: Trainer, logged: dict[str, Any] | None) -> None:
-        """Right after the optimizer's step and its statistics, before anything is validated or saved.
-
-        ``logged``: means over all ranks; None after an overflow.
-        """
+        """Right after the optimizer's step and its statistics, before anything is validated or saved. ``logged``: means over
+        all ranks; None after an overflow."""
 
     def before_logging(self, save_dir: str, split: str, update: int, values: dict[str, Any]) -> None:
-        """fairseq prints the means of an interval of updates (``split`` is "train") or a validation. First rank only.
-
-        ``values`` of an interval may be changed.
-        """
+        """fairseq prints the means of an interval of updates (``split`` is "train"; ``values`` may be changed) or a validation.
+        First rank only."""
 
     def may_save(self, trainer: Trainer) -> bool:
         """Return whether to save the trainer. If a hook says no, it is not."""

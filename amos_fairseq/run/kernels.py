@@ -100,10 +100,7 @@ def require_compiler(device: torch.device) -> None:
 
 
 def require_triton(device: torch.device, model: torch.nn.Module) -> None:
-    """Run the attention of ``model.kernels=triton`` once for every width of a head in ``model``, forward and backward.
-
-    The kernels are those of training: with a bias and with dropout, in the dtype of the model's weights.
-    """
+    """Run the attention of ``model.kernels=triton``, as in training, for every width of a head, forward and backward."""
     # ModernBERT's encoder does not use them, but the output layer beside it needs the same tools: one width stands for it.
     shapes = [module.shape for module in model.modules() if isinstance(module, BertEncoder)]
     widths = {shape.width // shape.num_heads for shape in shapes} & {*TRITON_HEAD_WIDTHS}

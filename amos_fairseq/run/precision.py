@@ -100,10 +100,8 @@ def check_settings(cfg: Any) -> None:
 
 
 def set_precision(cfg: Any, on_gpu: bool, saved: Saved | None = None) -> str:
-    """Set the precision that the settings ask for on the device of the first rank, log it and return it.
-
-    A collective operation. ``saved``: what the run continues.
-    """
+    """Set the precision that the settings ask for on the device of the first rank, log and return it. A collective operation.
+    ``saved``: what the run continues."""
     request, setting = requested_precision(cfg)
 
     def choose_here() -> tuple[str, str]:

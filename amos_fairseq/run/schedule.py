@@ -321,10 +321,8 @@ class Phases(Hook):
 
 
 def due_phase(trainer: Any) -> int:
-    """Return the phase of the next update: by the updates, or by the time at which the last one has begun on the first rank.
-
-    A branch that decays (``decay_from``) has the last phase throughout.
-    """
+    """Return the phase of the next update: by the updates, or by the time at which the last one has begun on the first rank; in
+    a branch that decays (``decay_from``) the last phase."""
     schedule, phases = schedule_of(trainer), trainer.task.phases
     if schedule is not None and (schedule.cfg.decay_from or schedule.decay_start is not None):
         return len(phases) - 1

@@ -127,10 +127,7 @@ class OnePassScorer(TokenScorer):
 
 
 class MaskedScorer(TokenScorer):
-    """Masked language models: a sequence with n pieces needs n passes, each with another piece masked.
-
-    The softmax is that of training: it includes special tokens and the padding of the vocabulary.
-    """
+    """Masked language models. The softmax is that of training: it includes special tokens and the padding of the vocabulary."""
 
     masks_each = True
 
@@ -139,13 +136,11 @@ class MaskedScorer(TokenScorer):
 
 
 class ElectraScorer(TokenScorer):
-    """ELECTRA: n passes of the generator, each with another piece masked, and one pass of the discriminator.
+    """log p from the log q of the distribution that replacements are sampled from, the discriminator's logit, and the fraction
+    of masked tokens in training: :func:`amos_fairseq.functional.replaced_token_detection.log_prob_of_original`.
 
-    log p combines log q of the distribution that replacements are sampled from, the discriminator's logit, and the
-    fraction of masked tokens in training: :func:`amos_fairseq.functional.replaced_token_detection.log_prob_of_original`.
-
-    Departures: if the generator sees the original at some masked positions in training (``--mask-treatment electra``,
-    15 % of them), the training's q differs from this q.
+    Departures: if the generator sees the original at some masked positions in training (``--mask-treatment electra``, 15 % of
+    them), the training's q differs from this q.
     """
 
     masks_each = reads_once = True
@@ -181,11 +176,7 @@ class ElectraScorer(TokenScorer):
 
 
 class DetectionScorer(TokenScorer):
-    """Discriminators: log P(original) of each token, from one pass.
-
-    With the logit z of "replaced" the score of a token is
-
-        log P(original) = log(1 - sigmoid(z)) = -softplus(z)
+    """Discriminators: log P(original) = log(1 - sigmoid(z)) = -softplus(z) of each token, with the logit z of "replaced".
 
     It is not the probability of the token, and the sum is not that of a text: a likely token and an unlikely one that no
     generator would sample can have the same score. It orders texts that differ in a few tokens.

@@ -82,10 +82,8 @@ class CorpusTask(FairseqTask):
         data_buffer_size: int = 0,
         **ignored: Any,
     ) -> dict[str, int]:
-        """Set the epoch of ``dataset``, and return the settings of an iterator over it.
-
-        ``ignored``: fairseq's arguments for corpora whose samples differ in length, and for reused iterators.
-        """
+        """Set the epoch of ``dataset``, and return the settings of an iterator over it. ``ignored``: fairseq's arguments for
+        corpora whose samples differ in length, and for reused iterators."""
         dataset.set_epoch(epoch)
         schedule = self.cfg.update_freq if dataset.training else [1]
         return {

@@ -103,10 +103,7 @@ class TextPretrainingConfig(HookSettings):
 
 @register_task("text_pretraining", dataclass=TextPretrainingConfig)
 class TextPretrainingTask(CorpusTask):
-    """Pretraining on blocks of text. Epoch e uses shard (e - 1) mod n.
-
-    Random numbers depend on (seed, epoch, block) or (seed, update, block) alone: see :mod:`amos_fairseq.data.seeding`.
-    """
+    """Pretraining on blocks of text. Epoch e uses shard (e - 1) mod n. Random numbers: :mod:`amos_fairseq.data.seeding`."""
 
     cfg: TextPretrainingConfig
     length = "tokens_per_sample"
@@ -213,10 +210,8 @@ class TextPretrainingTask(CorpusTask):
         return networks
 
     def count_training_tokens(self) -> torch.Tensor:
-        """Count each token of the dictionary in the training text of all shards: int64 [tokens].
-
-        Each rank counts its part of the text, so every rank must call this.
-        """
+        """Count each token of the dictionary in the training text of all shards: int64 [tokens]. Each rank counts its part of
+        the text, so every rank must call this."""
         paths = [os.path.join(directory, self.cfg.train_subset) for directory in shard_directories(self.cfg.data)]
         for path in paths:
             require_split(path)
@@ -322,10 +317,8 @@ class TextPretrainingTask(CorpusTask):
         return blocks.collater([blocks[0]] * size)
 
     def begin_epoch(self, epoch: int, model: PretrainingModel) -> None:
-        """Before the first update, copy the vocabulary into ``SAVE_DIR/tokenizer`` and give the model the token counts.
-
-        A continued run has the counts from its checkpoint.
-        """
+        """Before the first update, copy the vocabulary into ``SAVE_DIR/tokenizer`` and give the model the token counts, which a
+        continued run has from its checkpoint."""
         super().begin_epoch(epoch, model)
         if self.phase_iterator is not None:
             phase = self.phases[self.phase_iterator.phase]

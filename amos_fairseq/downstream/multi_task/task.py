@@ -66,13 +66,8 @@ class MultiTaskConfig(TextClassificationConfig):
 
 @dataclass(frozen=True)
 class TextTask:
-    """One of the tasks.
-
-    Attributes:
-        record: content of ``task.json``.
-        scale: of a number: the smallest of the training set, and the distance to the largest. The head learns values from 0 to
-            1, as in thesis, section 3.2.1, but without a sigmoid.
-    """
+    """One of the tasks. ``record``: content of ``task.json``; ``scale``: of a number, the smallest of the training set, and the
+    distance to the largest. The head learns values from 0 to 1, as in thesis, section 3.2.1, but without a sigmoid."""
 
     directory: Path
     record: dict[str, Any]

@@ -81,12 +81,8 @@ class IndependentSpanHead(nn.Module):
     def forward(
         self, states: Tensor, answer_mask: Tensor, targets: tuple[Tensor, Tensor] | None = None
     ) -> SpanOutput | SpanCandidates:
-        """
-        Args:
-            states: [B,T,D] last hidden states.
-            answer_mask: [B,T] bool, True at context tokens.
-            targets: start and end, [B] int64 each, 0 where the window has no answer; None at inference.
-        """
+        """Predict from the last hidden states [B,T,D]. ``answer_mask``: [B,T] bool, True at context tokens; ``targets``: start
+        and end, [B] int64 each, 0 where the window has no answer; None at inference."""
         start_logits, end_logits = self.logits(states).unbind(-1)
         if targets is not None:
             allowed = with_null(answer_mask)
@@ -196,14 +192,7 @@ class SpanModel(FineTunedModel):
         span_targets: tuple[Tensor, Tensor] | None = None,
         lengths: Sequence[int] | None = None,
     ) -> SpanOutput | SpanCandidates:
-        """Predict the answers in windows.
-
-        Args:
-            src_tokens: [B,T] int64.
-            answer_mask: [B,T] bool, True at tokens that an answer may consist of.
-            span_targets: start and end in training, [B] int64 each; None at inference.
-            lengths: see :meth:`extract_features`.
-        """
+        """Predict the answers in windows, of the tokens [B,T] int64: see :meth:`IndependentSpanHead.forward`."""
         return self.span_head(self.extract_features(src_tokens, lengths), answer_mask, span_targets)
 
 

@@ -35,14 +35,8 @@ _HINT = "give the directory that amos prepare tagging wrote"
 
 @dataclass(frozen=True)
 class Column:
-    """Prepared labels of words.
-
-    Attributes:
-        has_spans: whether the labels mark spans.
-        sha256: of the manifest.
-        seen: number of dev sentences that train too.
-        held_out: the name of the training file if the dev sentences were chosen from it.
-        raw_text: whether a sentence had its text as it is written.
+    """Prepared labels of words. ``sha256``: of the manifest; ``seen``: number of dev sentences that train too; ``held_out``:
+    the training file if the dev sentences were chosen from it; ``raw_text``: whether a sentence had its text as it is written.
     """
 
     directory: Path

@@ -22,10 +22,8 @@ TREES = "dependency_trees"  # name of the head for trees
 
 
 class TaggingHead(nn.Module):
-    """Predict the label of a word from the state of its first piece: dropout and one linear layer.
-
-    It is the classifier of Hugging Face's models for token classification; those of ModernBERT have a ``transform`` before it.
-    """
+    """Predict the label of a word from the state of its first piece: dropout and one linear layer, as Hugging Face's models for
+    token classification; those of ModernBERT have a ``transform`` before it."""
 
     def __init__(self, width: int, num_labels: int, dropout: float, transform: nn.Module | None = None):
         super().__init__()
@@ -88,13 +86,8 @@ class ParsingHead(nn.Module):
 
     def forward(self, states: Tensor, is_padding: Tensor, dependents: Tensor | None = None) -> Tensor:
         """Return the scores [B,W,1+W,R] float32 of each word for each head, the root first, and each relation; -inf for padded
-        slots and for a word as its own head.
-
-        Args:
-            states: [B,W,D] of the words as heads.
-            is_padding: [B,W] bool, True at padded slots.
-            dependents: [B,W,D] of the words as dependents; None for ``states``.
-        """
+        slots (``is_padding``, [B,W] bool) and for a word as its own head. ``states``: [B,W,D] of the words as heads;
+        ``dependents``: the same as dependents, None for ``states``."""
         states = transformed(states, self.transform)
         dependents = states if dependents is None else transformed(dependents, self.transform)
         root = self.root.weight.expand(len(states), -1, -1).to(states)
@@ -137,12 +130,7 @@ class WordModel(FineTunedModel):
                 self.register_tagging_head(match.group(1), num_labels=value.size(0))
 
     def register_cross_views(self, views: Sequence[str], mask: int) -> None:
-        """Add the auxiliary modules of all heads.
-
-        Args:
-            views: names, of :mod:`amos_fairseq.downstream.words.views`.
-            mask: the token ``<mask>``.
-        """
+        """Add the auxiliary modules of all heads. ``mask``: the token ``<mask>``."""
         if self.cfg.freeze_encoder:
             raise UserError("--views train the encoder, which --freeze-encoder keeps as it is: leave one of them out")
         num_layers = max(1, len(self.encoder.layers) // 2)
@@ -157,15 +145,9 @@ class WordModel(FineTunedModel):
         rows_of_heads: Mapping[str, Tensor] | None = None,
         unlabeled: Mapping[str, Any] | None = None,
     ) -> WordOutput:
-        """Predict the labels of the words of sentences.
-
-        Args:
-            src_tokens: [B,T] int64.
-            word_positions: [B,W] int64, the first piece of each word, 0 in padded slots.
-            lengths: see :meth:`extract_features`.
-            rows_of_heads: the sentences, [b] int64, for which each head predicts; by default each head predicts for all.
-            unlabeled: in cross-view training, the arguments of ``predict_views``: sentences without labels.
-        """
+        """Predict the labels of the words of sentences, [B,T] int64. ``word_positions``: [B,W] int64, the first piece of each
+        word, 0 in padded slots. ``rows_of_heads``: the sentences, [b] int64, for which each head predicts; by default all.
+        ``unlabeled``: the arguments of ``predict_views``."""
         logits = self.predict_words(self.extract_features(src_tokens, lengths), word_positions, rows_of_heads)
         return WordOutput(logits) if unlabeled is None else WordOutput(logits, *predict_views(self, **unlabeled))
 

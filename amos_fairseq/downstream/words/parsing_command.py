@@ -267,13 +267,8 @@ def _spanning_tree(scores: np.ndarray, edges: np.ndarray) -> np.ndarray:
 
 
 def attachment_counts(gold: Sequence[Edge], predicted: Sequence[Edge], with_punctuation: bool = True) -> dict[str, int]:
-    """Count words, right heads, and right heads with the right relation, by the rules of the official evaluation of the CoNLL
-    2018 shared task on gold words: relations are compared without their subtypes.
-
-    Args:
-        gold, predicted: one edge for each word of a sentence.
-        with_punctuation: count words whose true relation is ``punct``.
-    """
+    """Count words, right heads, and right heads with the right relation of a sentence, by the rules of the official evaluation
+    of the CoNLL 2018 shared task on gold words: relations are compared without their subtypes."""
     counts = {"words": 0, "heads": 0, "edges": 0}
     for (head, relation), edge in zip(gold, predicted, strict=True):
         relation = relation.partition(":")[0]

@@ -156,12 +156,8 @@ def predict_views(
 ) -> tuple[dict[str, Tensor], dict[str, dict[str, Tensor]]]:
     """Return what each head predicts for unlabeled sentences, fixed and without dropout, and what its views predict.
 
-    Args:
-        model: a ``WordModel`` with ``cross_views``.
-        src_tokens: [B,T] int64.
-        lengths: number of tokens of each sentence.
-        word_positions, last_positions: [B,W] int64, first and last piece of each word, 0 in padded slots.
-        modules_alone: only the auxiliary modules learn: the states get no gradient, and there is no word dropout.
+    ``model``: a ``WordModel``. ``src_tokens``: [B,T] int64; ``word_positions``, ``last_positions``: [B,W] int64, first and last
+    piece of each word, 0 in padded slots. ``modules_alone``: the states get no gradient, and there is no word dropout.
     """
     cross_views: CrossViews = model.cross_views
     if modules_alone and not cross_views.names:
@@ -236,13 +232,10 @@ class WithUnlabeled(FairseqDataset):
         self.labeled.set_epoch(epoch)
 
     def begin_epoch(self, order: np.ndarray, first: int, by_length: bool) -> np.ndarray:
-        """Set the labeled sentences of the epoch, and return their places: [N] int64.
+        """Set the labeled sentences of the epoch, indices ``order`` [N] int64, and return their places: [N] int64.
 
-        Args:
-            order: [N] int64, indices of ``labeled``.
-            first: number of sentences in all epochs before.
-            by_length: give the longest unlabeled sentence of the epoch to the longest labeled one, and so on, so that batches
-                of similar lengths stay such.
+        ``first``: number of sentences in all epochs before. ``by_length``: give the longest unlabeled sentence of the epoch to
+        the longest labeled one, and so on, so that batches of similar lengths stay such.
         """
         self.order, self.sizes = order, self.labeled.sizes[order]
         self.beside = self._endless(first, first + len(order))
@@ -300,12 +293,8 @@ def add_cross_views(loss: Tensor, output: WordOutput, sample: dict) -> tuple[Ten
 def summed_divergence(fixed: Tensor, scores: Tensor, is_word: Tensor) -> Tensor:
     """Return sum_w KL(p_w || q_w), nats, a float32 scalar, with p = softmax(fixed) and q = softmax(scores) of word w.
 
-    Args:
-        fixed: [B,W,...] scores of all classes of a word, in one or more dimensions; they get no gradient.
-        scores: the same shape.
-        is_word: [B,W] bool, False at padded slots, which do not count.
-
-    A class that is excluded, with the score -inf, must be so on both sides; it adds nothing.
+    Both are [B,W,...] scores of all classes of a word; ``fixed`` get no gradient. ``is_word``: [B,W] bool. A class that is
+    excluded, with the score -inf, must be so on both sides; it adds nothing.
     """
     log_p = fixed.detach().float().flatten(2).log_softmax(-1)
     log_q = scores.float().flatten(2).log_softmax(-1)

@@ -93,10 +93,7 @@ def read_predictions(file: Path, data: TextData) -> tuple[np.ndarray, str]:
 
 @dataclass
 class Teachers:
-    """The predictions that train beside the labels: each seed learns from the same seed. :func:`read_teachers` finds them.
-
-    ``files``: the predictions of each task by seed.
-    """
+    """The predictions that train beside the labels, of each task by seed: each seed learns from the same seed."""
 
     folder: Path
     files: dict[str, dict[int, Path]]
@@ -172,10 +169,8 @@ def is_there(task: str, data: Path, is_raw: bool) -> bool:
 
 
 def open_glue(session: Session, folders: Mapping[str, Path], options: GlueOptions = GlueOptions()) -> "Glue":
-    """Read the prepared data and everything that the options name; what cannot be used is refused before any training.
-
-    ``folders``: the prepared data of GLUE's tasks.
-    """
+    """Read the prepared data ``folders``, by task, and everything that the options name; what cannot be used is refused before
+    any training."""
     squad = read_summary(session.out, "squad", "amos squad")
     if squad is not None and not has_weights(session, squad.checkpoint["sha256"], squad.from_scratch):
         squad = None
@@ -360,10 +355,8 @@ class MultiTaskGlue(Glue):
 
 
 def average(medians: Mapping[str, float]) -> tuple[str, float | None]:
-    """Return name and value of the mean of the tasks' medians, with MNLI's matched set as in AMOS Table 1.
-
-    If some of the eight tasks are missing, the name states the number of tasks. WNLI never counts.
-    """
+    """Return name and value of the mean of the tasks' medians, with MNLI's matched set as in AMOS Table 1. If some of the eight
+    tasks are missing, the name states their number. WNLI never counts."""
     counted = [medians[task] for task in AVERAGED if task in medians]
     if not counted:
         return "AVG", None
