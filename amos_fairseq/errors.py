@@ -52,10 +52,8 @@ def printable(text: str) -> str:
 
 
 def one_line(text: str) -> str:
-    """Return ``text``, which may contain names from files, as one printable line of limited length.
-
-    The middle of a long text is left out: it is a value of a file. The advice at the end stays.
-    """
+    """Return ``text``, which may contain names from files, as one printable line of limited length, without the middle of a
+    long text: it is a value of a file. The advice at the end stays."""
     line = printable(" ".join(text.split()))
     if option := os.environ.get(SAVE_DIR_OPTION):
         line = re.sub(r"--save-dir( \(checkpoint\.save_dir\))?", option, line)

@@ -240,10 +240,8 @@ def explain_write_errors(what: object, hint: str) -> Iterator[None]:
 
 
 def os_error_behind(error: BaseException | None) -> OSError | None:
-    """Return the OSError in a chain of exceptions, or None.
-
-    torch's zip writer raises a RuntimeError instead when it closes; safetensors and tokenizers only name it in a message.
-    """
+    """Return the OSError in a chain of exceptions, or None. torch's zip writer raises a RuntimeError instead when it closes;
+    safetensors and tokenizers only name it in a message."""
     while error is not None:
         if isinstance(error, OSError):
             return error

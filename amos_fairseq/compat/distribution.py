@@ -129,11 +129,8 @@ def _refuse_launch(
 
 
 def check_connection(cfg: Any, environment: Mapping[str, str] = os.environ) -> None:
-    """Refuse to train ranks that are not connected; log where each rank runs, and on how many CPU cores.
-
-    With too few cores its loader processes are slow. The count is the affinity of the process: ``nproc`` would print
-    OMP_NUM_THREADS where that is smaller.
-    """
+    """Refuse to train ranks that are not connected; log where each rank runs, and the affinity of its process: on too few CPU
+    cores its loader processes are slow."""
     if torch.distributed.is_initialized():
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
         place = f"rank {torch.distributed.get_rank()} of {torch.distributed.get_world_size()} on {socket.gethostname()}"
@@ -156,10 +153,7 @@ def data_parallel_on_any_device(
     **settings: Any,
 ) -> DistributedDataParallel:
     """Create DistributedDataParallel without a GPU for a module on the CPU, and with gradients that are views of its buckets.
-
-    The views save the memory of all gradients and the copy out of the buckets. They require that gradients are set to None
-    after an update, as fairseq's trainer does.
-    """
+    They must be set to None after an update, as fairseq's trainer does."""
     if next(module.parameters()).device.type == "cpu":
         device_ids = output_device = None
     settings["gradient_as_bucket_view"] = True
@@ -167,10 +161,8 @@ def data_parallel_on_any_device(
 
 
 def check_gradient_norms(stock: Any, trainer: Trainer, grad_norm: torch.Tensor) -> None:
-    """End the run if the gradients differ between ranks after they were exchanged; fairseq compares them on GPUs only.
-
-    If no rank has a finite norm, that is handled later (:mod:`amos_fairseq.run.health`).
-    """
+    """End the run if the gradients differ between ranks after they were exchanged; :mod:`amos_fairseq.run.health` ends one in
+    which no rank has a finite norm."""
     if trainer.data_parallel_world_size == 1:
         return
     norms = torch.zeros(trainer.data_parallel_world_size, dtype=torch.float64, device=trainer.device)
@@ -188,11 +180,8 @@ def check_gradient_norms(stock: Any, trainer: Trainer, grad_norm: torch.Tensor) 
 
 
 def from_first_rank(read: Callable[[], Value]) -> Value:
-    """Return on every rank what ``read`` returns on the first one, which must be picklable.
-
-    If ``read`` raises, so does the first rank; the others raise ``SystemExit`` with the same exit code, so that the message is
-    printed once.
-    """
+    """Return on every rank what ``read`` returns on the first one, which must be picklable. If it raises, the other ranks raise
+    ``SystemExit`` with the same exit code, so that the message is printed once."""
     is_first = distributed_utils.get_global_rank() == 0
     value, error = None, None
     if is_first:

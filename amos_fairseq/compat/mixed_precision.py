@@ -112,11 +112,8 @@ class MasterGradients:
 
 
 def add_in_float32(sums: list[Tensor], gradients: list[Tensor]) -> None:
-    """Add 16-bit tensors to float32 tensors of the same shapes, in a few kernels.
-
-    They are copied to float32 about :data:`CHUNK_BYTES` at a time. 16-bit values are exact in float32, so the bits are those of
-    adding them directly.
-    """
+    """Add 16-bit tensors to float32 tensors of the same shapes, about :data:`CHUNK_BYTES` at a time, with the bits of adding
+    them directly: 16-bit values are exact in float32."""
     start = size = 0
     for end, total in enumerate(sums, start=1):
         size += total.nbytes

@@ -167,10 +167,8 @@ def seed_update(stock: Callable[..., Any], trainer: Any) -> None:
 
 
 def seed_generators(seed: int) -> None:
-    """Seed PyTorch's generators on the CPU and on CUDA.
-
-    ``torch.manual_seed`` does the same, and prepares the seeds of other kinds of devices, each with a text of the call stack.
-    """
+    """Seed PyTorch's generators on the CPU and on CUDA. ``torch.manual_seed`` also prepares the seeds of other kinds of
+    devices, each with a text of the call stack."""
     if torch.cuda.is_initialized() or not torch.cuda.is_available():
         torch.default_generator.manual_seed(seed)
         if torch.cuda.is_initialized():

@@ -47,10 +47,8 @@ def equal_batches(indices: np.ndarray, batch_size: int) -> list[list[int]]:
 
 
 def batches_by_length(lengths: Sequence[int] | np.ndarray, tokens_per_batch: int) -> Iterator[list[int]]:
-    """Yield indices of ``lengths`` in batches of at most ``tokens_per_batch`` tokens with padding, the longest first.
-
-    A sequence longer than that is a batch by itself. Sequences of equal length keep their order.
-    """
+    """Yield indices of ``lengths`` in batches of at most ``tokens_per_batch`` tokens with padding, or of one longer sequence.
+    The longest come first; sequences of equal length keep their order."""
     lengths = np.asarray(lengths, dtype=np.int64)
     order = np.argsort(-lengths, kind="stable")
     first = 0

@@ -127,15 +127,11 @@ class PhasedBlocks(MaskedBlockDataset):
 
 
 class PhaseIterator(BlockBatchIterator):
-    """The rest of an epoch in the blocks of a phase.
+    """The rest of an epoch, from the position ``start`` on, in the blocks of the phase that ``due`` returns.
 
     A run ends an iterator where a phase ends, and makes another one for the same epoch. A phase does not begin in the rest of
-    an epoch that is too short for one of its updates: the one before it goes on there.
-
-    Args:
-        batch_sizes: blocks of a micro-batch, by phase.
-        due: returns the phase that the next update belongs to.
-        start: position at which the phase begins.
+    an epoch that is too short for one of its updates: the one before it goes on there. ``batch_sizes``: blocks of a
+    micro-batch.
     """
 
     dataset: PhasedBlocks

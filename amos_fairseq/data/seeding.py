@@ -33,10 +33,8 @@ def keyed_generator(purpose: Purpose, seed: int, epoch: int, block: int) -> np.r
 
 
 def noise_seed(purpose: Purpose, seed: int, update: int, block: int) -> int:
-    """Return a 63-bit seed for ``torch.manual_seed``, a stable hash of the key (Python's own ``hash`` differs by build).
-
-    A hash separates neighbors: with seed + update + block, several micro-batches would have the same noise.
-    """
+    """Return a 63-bit seed for ``torch.manual_seed``, a stable hash of the key: with seed + update + block, several
+    micro-batches would have the same noise, and Python's own ``hash`` differs by build."""
     key = f"{int(purpose)}/{seed}/{update}/{block}".encode("ascii")
     return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "big") >> 1
 

@@ -106,10 +106,8 @@ class Hyperparameters:
         return dataclasses.asdict(self) | {"adam_betas": list(self.adam_betas)}
 
     def schedule(self, num_examples: int, continues_across_epochs: bool = False) -> Schedule:
-        """Return the length of a run.
-
-        ``continues_across_epochs``: examples that fill no batch at the end of an epoch begin the next one.
-        """
+        """Return the length of a run; if it ``continues_across_epochs``, examples that fill no batch at the end of an epoch
+        begin the next."""
         if self.linear:
             return Schedule(1, 1, 1, 1, 0)
         batches = num_examples / self.batch_size
@@ -124,11 +122,8 @@ class Hyperparameters:
         return Schedule(updates_per_epoch, repetitions, num_epochs, total, math.floor(self.warmup * total + 1e-6))
 
     def train_flags(self, schedule: Schedule) -> list[str]:
-        """Return the flags of ``fairseq-train`` for optimizer, schedule, regularization, head, separators and length.
-
-        Every batch has ``batch_size`` examples (``--required-batch-size-multiple 1``). fairseq's default would split the
-        last batch of an epoch at a multiple of 8, and the number of updates would differ from the schedule's.
-        """
+        """Return the flags of ``fairseq-train``. Every batch has ``batch_size`` examples: by default fairseq would split the
+        last batch of an epoch at a multiple of 8, and the number of updates would differ from the schedule's."""
         first_moment, second_moment = self.adam_betas
         flags = {
             "batch-size": self.batch_size,

@@ -81,11 +81,8 @@ class GroupedAdam(FairseqOptimizer):
         return group["lr"] / group["lr_scale"]  # PyTorch's schedulers write it there
 
     def set_lr(self, lr: float) -> None:
-        """Set every group's share of the schedule's learning rate.
-
-        On a GPU it is rounded to float32: an update that is captured as a CUDA graph reads it from a float32 tensor there
-        (:mod:`amos_fairseq.run.graphs`), and an update that is not has the same bits.
-        """
+        """Set every group's share of the schedule's learning rate, on a GPU rounded to float32: so an update that is captured
+        as a CUDA graph (:mod:`amos_fairseq.run.graphs`) has the same bits as another one."""
         self._lr = lr
         for group in self.param_groups:
             group["lr"] = rounded(lr, group)
@@ -132,9 +129,7 @@ class GroupedAdam(FairseqOptimizer):
 
     def _step_again(self, divisor: Tensor | None) -> bool:
         """Call AdamW's kernel, without its walk over the state of every parameter, which takes the host two milliseconds.
-
-        Return False, and do nothing, if a parameter has no gradient.
-        """
+        Return False, and do nothing, if a parameter has no gradient."""
         gradients = [[parameter.grad for parameter in group["params"]] for group in self.param_groups]
         if any(gradient is None for of_group in gradients for gradient in of_group):
             return False

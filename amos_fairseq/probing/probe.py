@@ -96,12 +96,10 @@ class SpanPooling(nn.Module):
 
 
 class Probe(nn.Module):
-    """Logits of every label for targets of one or two spans; each span has its own pooling.
+    """Logits of every label for targets of one or two spans; each span has its own pooling. ``width`` is D.
 
-    ``linear`` is AMOS's: one linear layer on the pooled states (section 5.2). ``mlp`` is that of Tenney et al. (2019b): each
-    span is projected to 256 dimensions before it is pooled, and a hidden layer of 256 with tanh and LayerNorm follows.
-
-    ``width`` is D.
+    ``linear`` is AMOS's: one linear layer on the pooled states (section 5.2). ``mlp`` is that of Tenney et al. (2019b): a
+    projection before the pooling, and then a hidden layer with tanh and LayerNorm.
     """
 
     def __init__(self, width: int, num_spans: int, num_labels: int, classifier: str = "linear"):

@@ -27,10 +27,7 @@ def packaged_recipes(pattern: str = "*.yaml") -> list[str]:
 
 
 def find_recipe(source: str) -> tuple[Path, str]:
-    """Return what Hydra calls ``--config-dir`` and ``--config-name``.
-
-    ``source``: a recipe's name such as ``amos_base`` or ``variants/electra_unigram``, or the path of a YAML file.
-    """
+    """Return what Hydra calls ``--config-dir`` and ``--config-name``, given a recipe's name or the path of a YAML file."""
     path = Path(source)
     if path.suffix not in (".yaml", ".yml"):
         if not (RECIPES / f"{source}.yaml").is_file():

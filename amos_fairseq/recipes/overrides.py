@@ -142,11 +142,8 @@ def training_command(
 
 
 def for_hydra(settings: Sequence[str]) -> list[str]:
-    """Return the words behind RECIPE as Hydra has to get them.
-
-    A value that Hydra reads as it is typed remains, and one that the user has quoted. In a path ``~`` is expanded, which shells
-    do not in ``KEY=~/FOLDER``.
-    """
+    """Return the words behind RECIPE as Hydra has to get them: texts quoted, unless the user has; in a path ``~`` is expanded,
+    which shells do not in ``KEY=~/FOLDER``."""
     return [_override(setting) for setting in settings]
 
 

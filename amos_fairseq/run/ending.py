@@ -234,10 +234,8 @@ class Signals(Hook):
             self.save(cfg, trainer, epoch_itr)
 
     def due(self, trainer: Trainer) -> tuple[int | None, bool]:
-        """Return INTERRUPTED if any rank has received Ctrl-C, REQUEUE if another signal, else None; and whether to save now.
-
-        All ranks call it after the same update and get the same answer. The clock is that of the first rank.
-        """
+        """Return INTERRUPTED if any rank has received Ctrl-C, REQUEUE if another signal, else None; and whether to save now, by
+        the clock of the first rank. All ranks get the same answer."""
         minutes = getattr(trainer.task.cfg, "save_interval_minutes", 0)
         is_late = 0 < 60 * minutes < time.monotonic() - self.time_of_save
         save_is_due = is_late and distributed_utils.get_global_rank() == 0

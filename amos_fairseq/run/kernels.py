@@ -131,10 +131,8 @@ def _explained(setting: str, tools: str, other: str) -> Iterator[None]:
 
 
 class Memory(Hook):
-    """On a CPU, keep the memory that a rank frees; on a GPU, log how much is free once for each line of the log.
-
-    fairseq asks for it in every update, and PyTorch's statistics of memory take the host a long time.
-    """
+    """On a CPU, keep the memory that a rank frees; on a GPU, log how much is free once for each line of the log: PyTorch's
+    statistics of memory, for which fairseq asks in every update, take the host a long time."""
 
     def __init__(self) -> None:
         self.gpu: Any = None  # fairseq's description, whose total the trainer needs to log what is free

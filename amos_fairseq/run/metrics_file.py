@@ -34,7 +34,7 @@ def read_records(save_dir: Path) -> list[dict[str, Any]]:
 
 
 class NewRecords:
-    """What a training appends to the metrics file of ``save_dir`` from now on; ``update``: of the last record, 0 without one."""
+    """What a training appends to the metrics file of ``save_dir`` from now on; ``update``: of the last one, or 0."""
 
     def __init__(self, save_dir: Path) -> None:
         self.update = 0

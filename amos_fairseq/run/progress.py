@@ -90,10 +90,8 @@ class Progress(Hook):
             self._bar = tqdm(initial=self._done(), dynamic_ncols=True, smoothing=0.05, **bar_settings)
 
     def before_next_batch(self) -> None:
-        """Note the end of an update, and show the loss if fairseq's log interval has not shown it for a while.
-
-        The values are means over the interval so far. To read them does not change the record of the interval.
-        """
+        """Note the end of an update, and show the loss if fairseq's log interval has not shown it for a while, a mean over the
+        interval so far."""
         if self.trainer is None:
             return
         num_updates, now = self.trainer.get_num_updates(), time.monotonic()
@@ -245,10 +243,8 @@ class MetricsLog(Hook):
         self.task: Any = None
 
     def after_load(self, cfg: Any, trainer: Any, epoch_itr: Any, extra_state: dict[str, Any] | None) -> None:
-        """Note the update after which the file continues, and restore the meters of the interval.
-
-        fairseq does not restore them between two epochs.
-        """
+        """Note the update after which the file continues, and restore the meters of the interval, which fairseq does not
+        between epochs."""
         self.resumed_update = trainer.get_num_updates()
         meters = (extra_state or {}).get("metrics", {})
         if trainer.get_num_updates() > 0 and not cfg.reset_meters and INTERVAL in meters:

@@ -238,10 +238,7 @@ def check_optimizer(path: str, cfg: Any) -> None:
 
 def check_fits(path: str, task: Any, model_cfg: Any, starts_anew: bool = False) -> None:
     """Check that a checkpoint has this task's vocabulary, and this model's relative positions and LayerNorm epsilon, and, if
-    the run continues, its frozen generator and the labels of its heads.
-
-    Only what the checkpoint records is compared; a stock fairseq checkpoint records neither.
-    """
+    the run continues, its frozen generator and the labels of its heads. A checkpoint of stock fairseq records none of them."""
     header = read_header(path)
     try:
         saved_state = task_state_of(path, header)

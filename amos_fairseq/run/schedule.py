@@ -50,10 +50,8 @@ def stop_at_time_limit(cfg: Any) -> None:
 
 
 class Epochs(Hook):
-    """The length of a run with ``max_epoch``, over which go the learning rate and all else that follows ``max_update``.
-
-    The warm-up of a recipe is a share of its ``max_update``; flags and words of the command line name its updates.
-    """
+    """The length of a run with ``max_epoch``, over which go the learning rate and all else that follows ``max_update``. The
+    warm-up of a recipe is a share of its ``max_update``; flags and words of the command line name its updates."""
 
     def before_launch(self, cfg: Any) -> None:
         schedule, planned = cfg.lr_scheduler, cfg.optimization.max_update

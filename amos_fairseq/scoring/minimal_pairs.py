@@ -149,7 +149,14 @@ def score_pairs(loaded: LoadedCheckpoint, files: Sequence[Path], tokens_per_batc
     definition = DETECTION if isinstance(scorer, DetectionScorer) else PLL
     (run,) = distinct_names([loaded.file.resolve().parent])
     title = f"Minimal pairs: {run} ({objective}) after {loaded.num_updates:,} updates, accuracy in %"
-    table = results_table(title, readable, scores, list(table_notes(definition, scores, num_left_out)))
+    notes = [
+        "a pair is right if the good sentence has the higher score, and one half if both scores are equal; chance is 50",
+        f"score: {definition}",
+        f"equal scores, of {len(scores):,} pairs: {accuracy_of(scores).ties:,}",
+    ]
+    if num_left_out:
+        notes.append(f"pairs left out because a sentence is empty or longer than the model's limit: {num_left_out:,}")
+    table = results_table(title, readable, scores, notes)
     if out is not None:
         checkpoint = {"file": str(loaded.file), "sha256": file_sha256(loaded.file)}
         setup = {
@@ -186,15 +193,6 @@ def results_table(title: str, pairs: Sequence[MinimalPair], scores: Scores, note
         if uid is not None or term != NO_TERM
     ]
     return Table(title, ["UID", "pairs", "accuracy"], [*rows, row("all pairs", accuracy_of(scores))], notes)
-
-
-def table_notes(definition: str, scores: Scores, num_left_out: int) -> Iterator[str]:
-    """Yield what a reader of the accuracies must know."""
-    yield "a pair is right if the good sentence has the higher score, and one half if both scores are equal; chance is 50"
-    yield f"score: {definition}"
-    yield f"equal scores, of {len(scores):,} pairs: {accuracy_of(scores).ties:,}"
-    if num_left_out:
-        yield f"pairs left out because a sentence is empty or longer than the model's limit: {num_left_out:,}"
 
 
 def results_json(setup: dict[str, Any], pairs: Sequence[MinimalPair], scores: Scores, table: Table) -> dict[str, Any]:

@@ -36,12 +36,8 @@ UNTRAINED = "its discriminator was not trained (--discriminator-loss-weight 0)"
 
 
 class TokenScorer(abc.ABC):
-    """A model that scores tokens in their context, in eval mode on one device, in float32.
-
-    Attributes:
-        tokens_per_batch: tokens of a batch, including padding.
-        masks_each: it needs a forward pass for each piece, with that piece masked.
-        reads_once: it needs one forward pass over the unchanged text.
+    """A model that scores tokens in their context, in eval mode on one device, in float32: by a forward pass for each piece,
+    with that piece masked (``masks_each``), or over the unchanged text (``reads_once``). ``tokens_per_batch`` includes padding.
     """
 
     masks_each = reads_once = False
@@ -198,10 +194,8 @@ class DetectionScorer(TokenScorer):
 
 
 def detection_logits(model: ElectraModel | TeamsModel | AmosModel, tokens: Tensor) -> Tensor:
-    """Compute the discriminator's logits of a text [B,T] int64: [B,T] float32, positive for "replaced".
-
-    TEAMS detects in its own branch, whichever fine-tuning would use.
-    """
+    """Compute the discriminator's logits of a text [B,T] int64: [B,T] float32, positive for "replaced". TEAMS detects in its
+    own branch, whichever fine-tuning would use."""
     if isinstance(model, TeamsModel):
         _, states = model.discriminate(tokens, tokens.eq(model.vocabulary.pad))
     else:

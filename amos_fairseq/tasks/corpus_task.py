@@ -113,11 +113,8 @@ class CorpusTask(FairseqTask):
         update_num: int,
         ignore_grad: bool = False,
     ) -> tuple[torch.Tensor, int, dict[str, Any]]:
-        """Run fairseq's step with noise from (seed, update, first sample).
-
-        fairseq seeds all ranks alike once per update: they would share dropout and Gumbel noise, and the noise of a
-        micro-batch would depend on whether it comes first or second on its rank.
-        """
+        """Run fairseq's step with noise from (seed, update, first sample). fairseq seeds all ranks alike once per update: they
+        would share dropout and Gumbel noise."""
         sample = self.begin_step(sample, criterion, update_num)
         return super().train_step(sample, model, criterion, optimizer, update_num, ignore_grad)
 

@@ -91,11 +91,8 @@ class TextTask:
 
 @register_task("multi_task", dataclass=MultiTaskConfig)
 class MultiTask(TextClassificationTask):
-    """The rows of all tasks are shuffled together, also within a batch: see ``MixedTasks``.
-
-    Attributes:
-        text_tasks: by name, in the order of ``data``.
-    """
+    """The rows of all tasks are shuffled together, also within a batch: see ``MixedTasks``. ``text_tasks`` are in the order of
+    ``data``."""
 
     cfg: MultiTaskConfig
     model_class = MultiTaskModel

@@ -233,10 +233,8 @@ class SquadConfig(LabeledTaskConfig):
 
 @register_task("squad", dataclass=SquadConfig)
 class SquadTask(LabeledTask):
-    """Every window of every context is a training example.
-
-    ``amos squad`` decodes answers and scores them; validation here measures the loss and the accuracy of positions.
-    """
+    """Every window of every context is a training example. Validation measures the loss and the accuracy of positions; ``amos
+    squad`` decodes answers and scores them."""
 
     cfg: SquadConfig
     length = "tokens_per_window"

@@ -121,16 +121,10 @@ def words_that_fit(ends: Sequence[int] | torch.Tensor, num_pieces: int, room: in
 
 
 class WordSequences(LabeledSequences):
-    """The words of the sentences of a split, cut at a word boundary where they are longer than ``max_tokens``.
+    """The words of the sentences of a split, cut at a word boundary where they have more than ``max_tokens`` with ``<s>`` and
+    ``</s>``; in training without the sentences whose first word does not fit.
 
-    Args:
-        max_tokens: of a sentence with ``<s>`` and ``</s>``.
-        training: shuffle, and leave out sentences whose first word does not fit. Otherwise all sentences are included, in
-            order.
-
-    Attributes:
-        cut_words: number of words that are cut, in the sentences of the dataset and in those left out.
-        cut_sentences: number of sentences that lose words.
+    ``cut_words``: number of words that are cut, also in sentences left out; ``cut_sentences``: of sentences that lose words.
     """
 
     def __init__(self, directory: Path, split: str, max_tokens: int, seed: int = 0, training: bool = False) -> None:
@@ -243,10 +237,8 @@ class ParsedSentences(TaggedSentences):
         return self._heads[int(self._rows[index])].tolist()
 
     def add_labels(self, batch: dict[str, Any], samples: Sequence[dict[str, Any]]) -> None:
-        """Add what the data set of tagging adds, and ``all_words``, a Python int, with those that are cut.
-
-        ``target`` LongTensor [B,W] is head * number of relations + relation, ``NO_LABEL`` in padded slots and for words whose
-        head is cut.
+        """Add what the data set of tagging adds, and ``all_words``, a Python int, with those that are cut. ``target``
+        LongTensor [B,W] is head * number of relations + relation, ``NO_LABEL`` in padded slots and for words whose head is cut.
         """
         super().add_labels(batch, samples)
         relations, target = batch["target"], torch.full_like(batch["target"], NO_LABEL)

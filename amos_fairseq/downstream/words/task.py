@@ -86,12 +86,8 @@ class SequenceTaggingConfig(LabeledTaskConfig):
 class SequenceTaggingTask(LabeledTask):
     """Every sentence is an example; words beyond the model's length are cut, counted and, in validation, wrong.
 
-    Several columns of labels are mixed as the tasks of ``multi_task.dataset.MixedTasks``. With ``--views``
-    each batch also has unlabeled sentences, of all of ``data``.
-
-    Attributes:
-        columns: by the name of their head.
-        views: of cross-view training; empty without it.
+    Several ``columns`` of labels, by the name of their head, are mixed as the tasks of ``MixedTasks``. With ``--views`` each
+    batch also has unlabeled sentences, of all of ``data``.
     """
 
     cfg: SequenceTaggingConfig

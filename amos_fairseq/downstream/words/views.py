@@ -135,10 +135,8 @@ def _key(view: str) -> str:
 
 
 def remove_words(tokens: Tensor, words: WordPlaces, mask: int) -> Tensor:
-    """Replace all pieces of :data:`REMOVED` of the words, chosen at random, by ``<mask>``: [B,T] int64 -> [B,T].
-
-    This is the word dropout of section 4.3.2, with ``<mask>`` as its token ``REMOVED``.
-    """
+    """Replace all pieces of :data:`REMOVED` of the words, chosen at random, by ``<mask>``, the token ``REMOVED`` of the word
+    dropout of section 4.3.2: [B,T] int64 -> [B,T]."""
     removed = (torch.rand(words.first.shape, device=tokens.device) < REMOVED) & words.is_word
     # +1 at the first piece of a removed word and -1 behind its last one: the sum is above 0 in between.
     change = torch.zeros(len(tokens), tokens.size(1) + 1, dtype=torch.int64, device=tokens.device)

@@ -91,7 +91,7 @@ def test_every_window_holds_question_and_context(data, num_separators):
         for begin, end in naive_ranges(len(context), 38 - num_separators - len(question), 12):
             item = windows[index]
             assert item["tokens"].tolist() == [0, *question, *[2] * num_separators, *context[begin:end], 2]
-            assert len(item["tokens"]) == windows.size(index) <= 40
+            assert len(item["tokens"]) == windows.sizes[index] <= 40
             first, count = item["context"]
             assert item["tokens"][first : first + count].tolist() == context[begin:end]
             inside = [answer for answer in answers if begin <= answer[0] and answer[1] < end]

@@ -52,7 +52,7 @@ def test_sentences_are_cut_at_word_boundaries(directory, max_tokens):
         length = sum(lengths[: kept[index]])
         pieces = [10 * (index + 1) + offset for offset in range(length)]
         assert item["tokens"].tolist() == [0, *pieces, 2]
-        assert len(item["tokens"]) == data.size(index) <= max_tokens
+        assert len(item["tokens"]) == data.sizes[index] <= max_tokens
         firsts = [1 + sum(lengths[:word]) for word in range(kept[index])]
         assert item["positions"].tolist() == firsts
         assert item["last_positions"].tolist() == [sum(lengths[: word + 1]) for word in range(kept[index])]
