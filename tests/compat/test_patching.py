@@ -99,20 +99,27 @@ def test_background_readers_end(size: int) -> None:
     assert not reader.is_alive()
 
 
-def test_scores_are_imported_when_they_are_called(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With modules of the standard library, which this process may import twice."""
+def test_scores_are_imported_when_they_are_called(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """With modules of the standard library, which this process may import twice; and TensorBoard, where it is installed."""
+    pytest.importorskip("tensorboard")
+    monkeypatch.delitem(sys.modules, "torch.utils.tensorboard", raising=False)
     monkeypatch.setattr(amos_fairseq, "SCORES", ("xml", "xml.dom", "colorsys"))
     for name in [name for name in sys.modules if name.partition(".")[0] in ("xml", "colorsys")]:
         monkeypatch.delitem(sys.modules, name)
     with amos_fairseq.scores_imported_later():
         from colorsys import rgb_to_hsv
         from xml import dom
+
+        from torch.utils.tensorboard import SummaryWriter
+    assert "torch.utils.tensorboard" not in sys.modules
     assert "colorsys" not in sys.modules
     assert "xml" not in sys.modules
     assert rgb_to_hsv(0.2, 0.4, 0.4) == (0.5, 0.5, 0.4)
     assert dom.registerDOMImplementation("a", str) is None
     assert "colorsys" in sys.modules
     assert hasattr(sys.modules["xml.dom"], "Node")
+    SummaryWriter(str(tmp_path / "log")).close()
+    assert "torch.utils.tensorboard" in sys.modules
 
 
 def test_absent_biases_are_not_shared() -> None:
