@@ -1,9 +1,9 @@
 """AMOS and related objectives as a fairseq plugin: ``fairseq-train --user-dir amos_fairseq``.
 
-:func:`register` patches fairseq and registers everything with it. Where fairseq has been imported, as by ``--user-dir``, which
+``register`` patches fairseq and registers everything with it. Where fairseq has been imported, as by ``--user-dir``, which
 imports this package before the flags are parsed, that happens when this package is imported. Otherwise importing it takes a
-fraction of a second, and :func:`load` and the commands that need fairseq register first. Code that uses other modules of this
-package together with fairseq calls :func:`register` before it imports fairseq.
+fraction of a second, and ``load`` and the commands that need fairseq register first. Code that uses other modules of this
+package together with fairseq calls ``register`` before it imports fairseq.
 """
 
 import contextlib

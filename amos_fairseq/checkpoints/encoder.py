@@ -26,10 +26,10 @@ BATCH_SIZE = 32
 
 
 class Features(NamedTuple):
-    """The output of :class:`Encoder` for B texts; T is the number of tokens of the longest.
+    """The output of ``Encoder`` for B texts; T is the number of tokens of the longest.
 
     Attributes:
-        states: [B,T,D] hidden states of the last layer, or of the layer that :func:`load` was asked for, in the encoder's dtype
+        states: [B,T,D] hidden states of the last layer, or of the layer that ``load`` was asked for, in the encoder's dtype
             and on its device; 0 at padding.
         mask: [B,T] bool, True at real tokens, False at padding.
         tokens: [B,T] int64, the input: ``<s>``, pieces, ``</s>``.
@@ -60,8 +60,8 @@ class Features(NamedTuple):
 class Encoder(nn.Module):
     """The encoder of a checkpoint: text in, features out.
 
-    In eval mode, the mode in which :func:`load` returns it, no gradients are recorded; after ``.train()`` they are, with
-    dropout. ``.to(...)`` moves it and changes its dtype, as for any module. ``batch_size`` and ``layer``: see :func:`load`.
+    In eval mode, the mode in which ``load`` returns it, no gradients are recorded; after ``.train()`` they are, with
+    dropout. ``.to(...)`` moves it and changes its dtype, as for any module. ``batch_size`` and ``layer``: see ``load``.
     Pickled, it is a path and settings: weights that were changed since are not kept.
     """
 
@@ -100,7 +100,7 @@ class Encoder(nn.Module):
         Args:
             texts: one string, or any iterable of strings and of pairs of strings.
             truncate: cut inputs that are longer than ``max_positions``; of a pair the longer text first.
-            all_layers: return the states of all layers too, in ``layers``, up to the layer that :func:`load` was asked for.
+            all_layers: return the states of all layers too, in ``layers``, up to the layer that ``load`` was asked for.
 
         Raises:
             UserError: there is no text, one is empty, or too long while ``truncate`` is off.
@@ -232,7 +232,7 @@ def parts_of(texts: str | Iterable[Text]) -> Iterator[tuple[str, ...]]:
 
 
 def check_device(device: str | torch.device) -> None:
-    """Raise :class:`UserError` unless tensors can be created on the device, and read (the device meta stores no values)."""
+    """Raise ``UserError`` unless tensors can be created on the device, and read (the device meta stores no values)."""
     try:
         torch.zeros(1, device=device).item()
     except (RuntimeError, AssertionError, TypeError) as error:

@@ -90,7 +90,7 @@ class LoadedCheckpoint:
 
     @property
     def num_separators(self) -> int:
-        """Number of tokens between the texts of a pair: ``</s>``, and :attr:`separator` if there is one."""
+        """Number of tokens between the texts of a pair: ``</s>``, and ``separator`` if there is one."""
         return 1 if self.separator is None else 2
 
     def num_special(self, num_texts: int) -> int:
@@ -139,7 +139,7 @@ def load_checkpoint(checkpoint: CheckpointPath, tokenizer: CheckpointPath | None
 
 
 def restore_checkpoint(file: Path, state: dict[str, Any], tokenizer: CheckpointPath | None = None) -> LoadedCheckpoint:
-    """Build the model of the content of a checkpoint, as :func:`read_state` returns it, with its tokenizer."""
+    """Build the model of the content of a checkpoint, as ``read_state`` returns it, with its tokenizer."""
     cfg = state["cfg"]
     settings = model_settings(file, cfg["model"])
     settings.freeze_encoder = False  # that was for one training

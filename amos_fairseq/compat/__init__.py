@@ -1,7 +1,7 @@
 """Replacements of functions of fairseq because of its faults, also those with today's Python and PyTorch.
 
-:data:`PATCHES` lists each replaced function, its replacement and the reason. Where a feature of this package needs the same
-function, :mod:`amos_fairseq.run.hooks` replaces it and calls the functions of this package among its hooks. This package
+``PATCHES`` lists each replaced function, its replacement and the reason. Where a feature of this package needs the same
+function, ``amos_fairseq.run.hooks`` replaces it and calls the functions of this package among its hooks. This package
 imports only the ground floor (errors, files ...).
 """
 

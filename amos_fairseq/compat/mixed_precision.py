@@ -112,7 +112,7 @@ class MasterGradients:
 
 
 def add_in_float32(sums: list[Tensor], gradients: list[Tensor]) -> None:
-    """Add 16-bit tensors to float32 tensors of the same shapes, about :data:`CHUNK_BYTES` at a time, with the bits of adding
+    """Add 16-bit tensors to float32 tensors of the same shapes, about ``CHUNK_BYTES`` at a time, with the bits of adding
     them directly: 16-bit values are exact in float32."""
     start = size = 0
     for end, total in enumerate(sums, start=1):
@@ -174,7 +174,7 @@ def distributed_model(model: Any) -> DistributedDataParallel | None:
 
 
 def sum_in_float32(build_optimizer: Callable[..., Any], trainer: Trainer) -> None:
-    """Give an optimizer with float32 masters its :class:`MasterGradients` when the trainer builds it."""
+    """Give an optimizer with float32 masters its ``MasterGradients`` when the trainer builds it."""
     build_optimizer(trainer)
     optimizer = trainer._optimizer
     if isinstance(optimizer, FP16Optimizer) and not optimizer.has_flat_params and can_sum(trainer):

@@ -29,7 +29,7 @@ class AmosCriterion(PretrainingCriterion):
         theta_GEN, v = argmin (L_GEN - lambda L_DISC),   theta_DISC = argmin L_DISC                              (Eq. 4)
 
     over the masked positions M and the n real tokens of a batch. "- lambda L_DISC" is the gradient reversal inside the model
-    (:class:`~amos_fairseq.models.amos.AmosModel`), so lambda is applied once, here. L_GEN = 0 for a frozen generator.
+    (``amos_fairseq.models.amos.AmosModel``), so lambda is applied once, here. L_GEN = 0 for a frozen generator.
 
     1/|M| and 1/n are our reading: the paper prints the expectation of a sum over the tokens of a text, E(sum_i ...). Here both
     terms are means over tokens, as in ELECTRA's released code, where 50 weighs two means as well; of two sums, L_DISC would

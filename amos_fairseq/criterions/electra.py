@@ -45,7 +45,7 @@ class ElectraCriterion(PretrainingCriterion):
         L_DISC = 1/n sum_t -log D'_t where token t was replaced by another one, -log(1 - D'_t) elsewhere;  D' = sigmoid(E)
 
     over the masked positions M and the n real tokens of a batch. Labels, signs and the constant that puts the detection sum
-    on the scale of masked positions are those of :class:`AmosCriterion`. Shapes: B sequences, T tokens, M masked positions.
+    on the scale of masked positions are those of ``AmosCriterion``. Shapes: B sequences, T tokens, M masked positions.
 
     The variants change one of the two terms:
 

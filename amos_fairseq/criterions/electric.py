@@ -36,7 +36,7 @@ class ElectricCriterion(PretrainingCriterion):
     ELECTRA-TT has D(x)_t = sigmoid(E(x)_t); so has ``electra_labels``, with the tokens that were replaced by another one
     instead of R (the control of 5.4.4); TwoTower has L_GEN alone, over all tokens. The sums exclude special tokens.
     The constant ceil(mask_prob T) / T puts sums over all tokens on the scale of sums over sampled positions, as in
-    :class:`AmosCriterion`. Shapes: B sequences, T tokens, M sampled positions per sequence.
+    ``AmosCriterion``. Shapes: B sequences, T tokens, M sampled positions per sequence.
 
     R in L_GEN is the thesis's choice ("after predicting the identities of the tokens selected to be replaced", 5.1.5). The
     authors' code sums over all tokens: --generator-loss-tokens all. That has 1 / p as many targets and no further forward
@@ -47,7 +47,7 @@ class ElectricCriterion(PretrainingCriterion):
     k counts special tokens and is rounded up, so p is slightly below the share of noise among the tokens that are not
     special. A sampled token that equals the original is noise, here and in ELECTRA-TT, whose scores (5.4.5) hold for these
     labels only. The sums exclude special tokens, their divisor includes them; ELECTRA's own include them, which makes
-    ``electra_labels`` differ from :class:`ElectraCriterion` at <s>, </s> and <unk>.
+    ``electra_labels`` differ from ``ElectraCriterion`` at <s>, </s> and <unk>.
     """
 
     def __init__(self, task, discriminator_loss_weight: float, generator_loss_tokens: str):

@@ -39,7 +39,7 @@ class TeamsCriterion(PretrainingCriterion):
 
     Departures: Eq. 1, 4 and 8 are sums over a text; here each is the mean over its own positions, for which the weights 1, 5
     and 2 put them on one scale as Appendix B says. Labels, signs and the constant that puts the detection sum on the scale
-    of masked positions are those of :class:`AmosCriterion`. A term of weight 0 is not computed.
+    of masked positions are those of ``AmosCriterion``. A term of weight 0 is not computed.
     """
 
     COUNTED_BY = {"mws_loss": "sample_size", "mws_acc": "sample_size"}

@@ -64,7 +64,7 @@ def similar_lengths(
     """Return the order in which each ``global_batch`` consecutive sequences have similar lengths, so that they need little
     padding.
 
-    ``indices`` [N], the shuffled order of an epoch, is cut into pools of :data:`POOL` global batches, each pool is sorted by
+    ``indices`` [N], the shuffled order of an epoch, is cut into pools of ``POOL`` global batches, each pool is sorted by
     length, and the global batches are shuffled by ``generator``. A pool is a random sample, so a sequence meets others in each
     epoch. What makes no global batch stays at the end. ``lengths``: tokens of each sequence of the data set.
     """

@@ -71,7 +71,7 @@ def is_whole(path: str) -> bool:
 
 
 def open_lines(path: str, hint: str) -> MMapIndexedDataset:
-    """Open the lines of a memory-mapped file, after the checks of :func:`require_split`."""
+    """Open the lines of a memory-mapped file, after the checks of ``require_split``."""
     require_split(path, hint)
     return MMapIndexedDataset(path)
 
@@ -285,7 +285,7 @@ class Vocabulary:
         return dictionary
 
     def fingerprints(self) -> dict[str, str | None]:
-        """Return what a task stores in its checkpoints (``task_state``), for :meth:`refuse_other`."""
+        """Return what a task stores in its checkpoints (``task_state``), for ``refuse_other``."""
         return {"dictionary_sha256": self.dictionary_sha256, "tokenizer_sha256": self.tokenizer_sha256}
 
     def refuse_other(self, task_state: dict[str, Any]) -> None:

@@ -1,7 +1,7 @@
 """Blocks of tokens with masked positions, in static shapes.
 
 A block is ``<s>`` and the next T - 1 tokens of the corpus, across lines and documents (``--sample-break-mode none``, the
-default; :func:`amos_fairseq.data.corpus.read_blocks` cuts them). The last block of a text may be shorter and is padded.
+default; ``amos_fairseq.data.corpus.read_blocks`` cuts them). The last block of a text may be shorter and is padded.
 
 Shapes: B blocks, T tokens per block, k = ceil(mask_prob * T) slots for masked positions.
 """

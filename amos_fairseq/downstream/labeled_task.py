@@ -46,7 +46,7 @@ class LabeledTask(CorpusTask):
     """A task on prepared labels.
 
     Attributes:
-        model_class: the class of the model, for every architecture; :meth:`add_head` adds its heads.
+        model_class: the class of the model, for every architecture; ``add_head`` adds its heads.
         head_for: what the head predicts, for error messages.
     """
 
@@ -187,7 +187,7 @@ def check_epoch(num_rows: int, update: int) -> None:
 class MixedTasks(LabeledSequences):
     """The rows of several tasks, one task after the other.
 
-    In an epoch each row of a task of |D| rows is read floor(n / |D|) or ceil(n / |D|) times, for n of :func:`rows_per_epoch`.
+    In an epoch each row of a task of |D| rows is read floor(n / |D|) or ceil(n / |D|) times, for n of ``rows_per_epoch``.
     The rows that are read once more follow a permutation of the task from epoch to epoch, so that the counts of two rows of a
     task never differ by more than one. The rows of all tasks are shuffled together (thesis, section 3.2.1). All epochs make one
     sequence, which is cut into updates: the rest of an epoch begins the first update of the next one.
@@ -196,7 +196,7 @@ class MixedTasks(LabeledSequences):
         tasks: their rows by the name of their head; the order matters.
         split: for messages.
         seed: of the order.
-        exponent: of :func:`rows_per_epoch`.
+        exponent: of ``rows_per_epoch``.
     """
 
     def __init__(
@@ -254,7 +254,7 @@ class MixedTasks(LabeledSequences):
         return {name: (tasks == number).nonzero().squeeze(1) for number, name in enumerate(self.tasks)}
 
     def add_labels(self, batch: dict[str, Any], samples: Sequence[dict[str, Any]]) -> None:
-        """Add :meth:`rows_of_heads` to ``net_input``; and ``labels``, for each task what its ``labels_of`` these rows returns,
+        """Add ``rows_of_heads`` to ``net_input``; and ``labels``, for each task what its ``labels_of`` these rows returns,
         their ``id`` [b] int64 among the rows of the task, and the number of these, ``num_rows``."""
         places = batch["net_input"]["rows_of_heads"] = self.rows_of_heads(batch)
         batch["labels"] = {}

@@ -45,7 +45,7 @@ class ExportedHead:
 
     Attributes:
         kind: sequence_classification, token_classification or question_answering: a label of
-            :class:`amos_fairseq.hugging_face.weights.Head`, which has the names of its weights.
+            ``amos_fairseq.hugging_face.weights.Head``, which has the names of its weights.
         module: whose weights these are.
         outputs: from the last states [B,T,D] and a mask of padding [B,T] to what the class returns.
         description: for messages and the model card.
@@ -62,7 +62,7 @@ class ExportedHead:
 
 
 class FineTunedModel(BaseFairseqModel):
-    """Token embeddings and encoder. A subclass adds the heads of its tasks, and :meth:`forward` with what they predict.
+    """Token embeddings and encoder. A subclass adds the heads of its tasks, and ``forward`` with what they predict.
 
     It loads the encoder of a pretraining checkpoint. It also loads a fine-tuned checkpoint, with its heads if they have the
     shape of this task's heads.
@@ -254,7 +254,7 @@ class TextModel(FineTunedModel):
 
         Args:
             src_tokens: [B,T] int64.
-            lengths: see :meth:`extract_features`.
+            lengths: see ``extract_features``.
             src_lengths: an argument of fairseq's own encoders, without effect.
             features_only: another one.
         """

@@ -93,7 +93,7 @@ class CountedUpdate:
         )
 
     def forward(self) -> dict[str, int]:
-        """Count the forward pass of one micro-batch, loss included, by module: see :func:`count_matmuls`."""
+        """Count the forward pass of one micro-batch, loss included, by module: see ``count_matmuls``."""
         return count_matmuls(lambda: self.criterion(self.model, self.batch))
 
 
@@ -210,13 +210,13 @@ def checkpoint_configuration(
 
 
 def training_flops(cfg: DictConfig, vocabulary_size: int | None = None, reference: bool = False) -> TrainingFlops:
-    """Count one update of the model and criterion of ``cfg``, assuming full blocks: see :func:`build_update`."""
+    """Count one update of the model and criterion of ``cfg``, assuming full blocks: see ``build_update``."""
     return build_update(cfg, vocabulary_size, reference).training()
 
 
 def count_costs(name: str, config_dir: Path) -> Costs:
-    """Count a recipe on one rank with a vocabulary that suits its width, as in :func:`~amos_fairseq.recipes.packaged_costs`;
-    the arguments are those that :func:`~amos_fairseq.recipes.find_recipe` returns."""
+    """Count a recipe on one rank with a vocabulary that suits its width, as in ``amos_fairseq.recipes.packaged_costs``;
+    the arguments are those that ``amos_fairseq.recipes.find_recipe`` returns."""
     try:
         cfg = compose_recipe(name, ["distributed_training.distributed_world_size=1"], config_dir)
         suited = (size for width, size in VOCABULARY_OF_WIDTH.items() if cfg.model.encoder_embed_dim <= width)
@@ -284,7 +284,7 @@ class FlopsReport(NamedTuple):
 
 
 def report_flops(cfg: DictConfig, vocabulary_size: int | None, reference: bool = False) -> FlopsReport:
-    """Count training and inference; the arguments of :func:`build_update`."""
+    """Count training and inference; the arguments of ``build_update``."""
     update = build_update(cfg, vocabulary_size, reference)
     length = min(128, update.model.max_positions())
     modules, inference = modules_per_token(update), inference_flops(update.model, length)

@@ -93,7 +93,7 @@ def is_excluded(ahead: Tensor, side: str, reach: int | None) -> Tensor:
 
 
 def scores_of_masked_pairs(masked: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """Return what is added to the scores: 0, or :data:`MASKED_SCORE` at ``masked`` pairs."""
+    """Return what is added to the scores: 0, or ``MASKED_SCORE`` at ``masked`` pairs."""
     return None if masked is None else masked.to(dtype) * MASKED_SCORE
 
 
@@ -122,7 +122,7 @@ def choose_backend(
         with_triton: the setting ``model.kernels=triton``.
         length: T.
         dropout: probability of dropping a weight in this call.
-        by_distance: whether the keys of a query are a window of its sequence, or all of it, which :func:`varlen_attention`
+        by_distance: whether the keys of a query are a window of its sequence, or all of it, which ``varlen_attention``
             supports.
 
     device  dtype                       bias  backend
@@ -144,7 +144,7 @@ def choose_backend(
     other   any                         any   reference
 
     Where ``varlen`` is not available, packed sequences are padded for their attention, and local attention has a mask, also in
-    blocks (:func:`window_attention`; on a CPU these take PyTorch's own attention, because their queries and keys differ in
+    blocks (``window_attention``; on a CPU these take PyTorch's own attention, because their queries and keys differ in
     number).
 
     Layers with attention dropout keep flash, as all of the base recipes do in training. cuDNN on Hopper takes 0.7 to 0.85 of
@@ -195,13 +195,13 @@ def has_varlen() -> bool:
 
 
 def compute_generation(device: torch.device) -> int:
-    """Return the first number of the compute capability of a CUDA device, such as :data:`AMPERE`."""
+    """Return the first number of the compute capability of a CUDA device, such as ``AMPERE``."""
     # torch.compile replaces this call by its result; it cannot trace torch.cuda.get_device_capability.
     return torch.cuda.get_device_properties(device).major
 
 
 def prepare_bias(bias: AttentionBias, device: torch.device, dtype: torch.dtype) -> AttentionBias:
-    """Build the mask once, which :func:`fast_attention` would otherwise do in every layer; only CUDA needs one.
+    """Build the mask once, which ``fast_attention`` would otherwise do in every layer; only CUDA needs one.
 
     ``dtype`` is the dtype of the heads. (Under autocast the heads have another dtype, and every layer casts the mask.) On CUDA
     every layer gives the mask a gradient in ``dtype``, and autograd adds these in ``dtype``; the sums over the pairs of a
@@ -213,7 +213,7 @@ def prepare_bias(bias: AttentionBias, device: torch.device, dtype: torch.dtype) 
 def as_attention_mask(bias: AttentionBias, dtype: torch.dtype) -> Tensor | None:
     """Return the sum of ``bias`` in ``dtype``, [B or 1, H or 1, T or 1, T], in the layout that the fused kernels require.
 
-    The last stride is 1 and all others are multiples of :data:`MASK_ALIGNMENT` elements. Rows are padded in memory where T is
+    The last stride is 1 and all others are multiples of ``MASK_ALIGNMENT`` elements. Rows are padded in memory where T is
     not a multiple of it. A mask that already has this layout is returned unchanged.
     """
     parts = [part.to(dtype) for part in bias if part is not None]
@@ -252,9 +252,9 @@ def reference_attention(heads: Tensor, bias: AttentionBias, dropout: float, rota
 
 
 def fast_attention(heads: Tensor, bias: AttentionBias, dropout: float, rotation: Rotation | None = None) -> Tensor:
-    """Compute :func:`reference_attention` with the backend of :func:`choose_backend`.
+    """Compute ``reference_attention`` with the backend of ``choose_backend``.
 
-    Prepare ``bias`` with :func:`prepare_bias` when several layers use it.
+    Prepare ``bias`` with ``prepare_bias`` when several layers use it.
     """
     has_bias = any(part is not None for part in bias)
     length, head_width = heads.size(1), heads.size(-1)
@@ -274,7 +274,7 @@ def fast_attention(heads: Tensor, bias: AttentionBias, dropout: float, rotation:
 def fused_attention(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: float, backend: Backend
 ) -> Tensor:
-    """Call PyTorch's attention with one kernel: [B,H,T,d] each, and a mask from :func:`as_attention_mask` -> [B,H,T,d].
+    """Call PyTorch's attention with one kernel: [B,H,T,d] each, and a mask from ``as_attention_mask`` -> [B,H,T,d].
 
     ``check_fused_attention`` of ``tests/helpers/fake_cuda.py`` states what each kernel accepts.
     """
@@ -319,7 +319,7 @@ def disentangled_attention(
 
 
 class PackedKeys(NamedTuple):
-    """Which keys the queries of packed sequences attend to, for :func:`varlen_attention`."""
+    """Which keys the queries of packed sequences attend to, for ``varlen_attention``."""
 
     starts: Tensor  # [B+1] int32, the first token of each sequence, and the number of all tokens
     longest: int  # number of tokens of the longest sequence, or more
@@ -327,7 +327,7 @@ class PackedKeys(NamedTuple):
 
 
 def window_of(side: str, reach: int | None) -> tuple[int, int]:
-    """Return the window of :class:`PackedKeys`; arguments as for :func:`masked_pairs`."""
+    """Return the window of ``PackedKeys``; arguments as for ``masked_pairs``."""
     distance = -1 if reach is None else reach
     return (0 if side == "future" else distance, 0 if side == "past" else distance)
 
@@ -346,7 +346,7 @@ def varlen_attention(heads: Tensor, keys: PackedKeys) -> Tensor:
 
 
 def toeplitz_attention(heads: Tensor, bias: ToeplitzBias, dropout: float, positions: Tensor | None) -> Tensor:
-    """Compute :func:`reference_attention` in Triton for all queries, or only those at ``positions`` [B,M] int64.
+    """Compute ``reference_attention`` in Triton for all queries, or only those at ``positions`` [B,M] int64.
 
     ``heads`` must be contiguous, float16 or bfloat16; the result is [B,T,H,d] or [B,M,H,d].
 
@@ -360,7 +360,7 @@ def toeplitz_attention(heads: Tensor, bias: ToeplitzBias, dropout: float, positi
 
 
 def runs_in_blocks(length: int, reach: int, device: torch.device, dtype: torch.dtype) -> bool:
-    """Return whether :func:`window_attention` is used for sequences of T = ``length`` tokens, rather than a T x T mask."""
+    """Return whether ``window_attention`` is used for sequences of T = ``length`` tokens, rather than a T x T mask."""
     is_slow = device.type == "cpu" and dtype in HALF_PRECISION
     return reach > 0 and length >= reach * (BLOCKS_FROM_IN_HALF_PRECISION_ON_A_CPU if is_slow else BLOCKS_FROM)
 
@@ -370,7 +370,7 @@ def window_attention(heads: Tensor, mask: Tensor, dropout: float) -> Tensor:
 
     Args:
         heads: [B,T,3,H,d], query, key and value of every head.
-        mask: [Bn,1,w,3w] from :func:`block_mask`, added to the scores.
+        mask: [Bn,1,w,3w] from ``block_mask``, added to the scores.
         dropout: probability of dropping a weight.
 
     Returns:

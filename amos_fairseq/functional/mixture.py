@@ -115,10 +115,10 @@ def truncated_adversarial_term(
     temperature: float,
     hidden_gradient: float = 0.0,
 ) -> Tensor:
-    """Compute the :func:`adversarial_term` of the mixture, with y the softmax over ``entries``.
+    """Compute the ``adversarial_term`` of the mixture, with y the softmax over ``entries``.
 
     The value is 0. The gradient goes to the mixture weights and, times ``hidden_gradient``, to ``hidden``. The mixture is
-    that of :func:`mix_logits`.
+    that of ``mix_logits``.
 
     Args:
         entries: sampled from the mixture of ``hidden`` by ``weights``.

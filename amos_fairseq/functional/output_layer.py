@@ -116,7 +116,7 @@ def output_layer(
 ) -> OutputLayerResult:
     """Compute the cross entropy of K depths, and samples, with the memory of a chunk of logits instead of [K,N,V].
 
-    The values are those of :func:`linear_cross_entropy` (AMOS Eq. 2, TEAMS Eq. 2). The forward pass saves the log of each
+    The values are those of ``linear_cross_entropy`` (AMOS Eq. 2, TEAMS Eq. 2). The forward pass saves the log of each
     softmax's denominator. The backward pass computes the logits again, chunk by chunk (unless they were cached), and sums the
     gradients of weight and bias in float32. The softmax of the loss is in float32, over the whole padded vocabulary with its
     special tokens.
@@ -128,8 +128,8 @@ def output_layer(
         targets: [N] int64 token ids.
         never_sampled: int64 ids of the tokens that are never sampled; required with a sampler.
         sampler: samples from each chunk's logits.
-        with_triton: use :mod:`amos_fairseq.functional.cuda.output_layer`, see :func:`runs_in_triton`. The ``sampler`` must then
-            be a :class:`~amos_fairseq.functional.sampling.MixtureSampler`, as all samplers of that module are.
+        with_triton: use ``amos_fairseq.functional.cuda.output_layer``, see ``runs_in_triton``. The ``sampler`` must then
+            be a ``amos_fairseq.functional.sampling.MixtureSampler``, as all samplers of that module are.
     """
     device = "cpu" if hidden.is_meta else hidden.device.type  # autocast does not know the meta device
     if torch.is_autocast_enabled(device):
@@ -169,7 +169,7 @@ def triton_kernels() -> ModuleType:
 
 
 def cross_entropy(hidden: Tensor, weight: Tensor, bias: Tensor, targets: Tensor, kernels: str) -> tuple[Tensor, Tensor]:
-    """Compute :func:`linear_cross_entropy` with the implementation of ``kernels``."""
+    """Compute ``linear_cross_entropy`` with the implementation of ``kernels``."""
     if kernels == "reference":
         return linear_cross_entropy(hidden, weight, bias, targets)
     return chunked_cross_entropy(hidden, weight, bias, targets, runs_in_triton(kernels, hidden.device))
@@ -178,7 +178,7 @@ def cross_entropy(hidden: Tensor, weight: Tensor, bias: Tensor, targets: Tensor,
 def chunked_cross_entropy(
     hidden: Tensor, weight: Tensor, bias: Tensor, targets: Tensor, with_triton: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Call :func:`output_layer` with the arguments and results of ``linear_cross_entropy``: one depth, any leading shape."""
+    """Call ``output_layer`` with the arguments and results of ``linear_cross_entropy``: one depth, any leading shape."""
     positions = hidden.flatten(0, -2).unsqueeze(0)
     result = output_layer(positions, weight, bias.unsqueeze(0), targets.flatten(), with_triton=with_triton)
     return result.nll.view_as(targets), result.correct.view_as(targets)
@@ -196,7 +196,7 @@ def sampling_log_probs(
         bias: [V].
         tokens: [N] int64; the result is meaningless where the token itself is never sampled.
         never_sampled: int64 token ids.
-        with_triton: as for :func:`output_layer`.
+        with_triton: as for ``output_layer``.
 
     Returns:
         [N] float32, nats.

@@ -117,7 +117,7 @@ def put_rows(states: Tensor, rows: Tensor, num_rows: int) -> Tensor:
 
 
 class _TakeRows(Function):
-    """:func:`take_rows`, whose backward pass is :func:`put_rows`: that of ``index_select`` would add, with atomic operations,
+    """``take_rows``, whose backward pass is ``put_rows``: that of ``index_select`` would add, with atomic operations,
     whose order changes.
     """
 
@@ -134,7 +134,7 @@ class _TakeRows(Function):
 
 
 class _PutRows(Function):
-    """:func:`put_rows`, whose backward pass is :func:`take_rows`."""
+    """``put_rows``, whose backward pass is ``take_rows``."""
 
     @staticmethod
     def forward(ctx, states: Tensor, rows: Tensor, num_rows: int) -> Tensor:
@@ -191,7 +191,7 @@ def rotate_queries_and_keys(heads: Tensor, by: Rotation) -> Tensor:
 
 
 class _RotateQueriesAndKeys(Function):
-    """:func:`rotate_queries_and_keys` in two kernels for each half of the vectors, which read half precision and compute in
+    """``rotate_queries_and_keys`` in two kernels for each half of the vectors, which read half precision and compute in
     float32, and one that copies the values: a third of the memory traffic of one kernel for each conversion, product and sum.
     """
 

@@ -57,7 +57,7 @@ def auc_from_histograms(positive: Tensor, negative: Tensor) -> float:
 
 
 class StateSpread(NamedTuple):
-    """How far the states of different tokens differ; see :func:`state_spread`."""
+    """How far the states of different tokens differ; see ``state_spread``."""
 
     variance: float  # 0 to 1
     first_component: float  # 1 / D to 1
@@ -121,7 +121,7 @@ def log_prob_of_original(logits: Tensor, noise_log_probs: Tensor, noise_share: f
     which never exceeds 1.
 
     Departures: the thesis (section 5.4.5) solves for Electric's labels instead, where every sampled token counts as noise:
-    P(x) = p q(x) / (o (1 - p)), see :func:`energies_of`. Both agree where q(x) and P(x) are small; for a token that is nearly
+    P(x) = p q(x) / (o (1 - p)), see ``energies_of``. Both agree where q(x) and P(x) are small; for a token that is nearly
     certain, the thesis's value grows without bound with our labels.
 
     Args:
@@ -152,7 +152,7 @@ def noise_logits(energies: Tensor, noise_log_probs: Tensor, noise_share: float) 
 
 
 def energies_of(logits: Tensor, noise_log_probs: Tensor, noise_share: float) -> Tensor:
-    """Return the energies E that a classifier of noise implies: the inverse of :func:`noise_logits`, with its shapes."""
+    """Return the energies E that a classifier of noise implies: the inverse of ``noise_logits``, with its shapes."""
     return logits - noise_log_probs - log_odds(noise_share)
 
 
@@ -179,6 +179,6 @@ def policy_losses(log_probs: Tensor, rewards: Tensor, baseline_logits: Tensor) -
 def baseline_losses(baseline_logits: Tensor, rewards: Tensor) -> Tensor:
     """Compute the cross entropy of sigmoid(baseline_logits) with target exp(-R), elementwise; its minimum is at b = R.
 
-    R is a negative log probability, so exp(-R) is a probability. Arguments as for :func:`policy_losses`.
+    R is a negative log probability, so exp(-R) is a probability. Arguments as for ``policy_losses``.
     """
     return binary_cross_entropy_with_logits(baseline_logits, (-rewards.detach()).exp(), reduction="none")

@@ -1,12 +1,12 @@
-"""Where the tokens of all objectives are sampled: what :func:`~amos_fairseq.functional.output_layer.output_layer` samples
+"""Where the tokens of all objectives are sampled: what ``amos_fairseq.functional.output_layer.output_layer`` samples
 from each chunk of logits, and how a token is drawn, with a few random numbers per position instead of one per token.
 
 The PyTorch path calls a sampler with the logits [K,n,V] of a chunk minus the maximum of each depth and position, their exp
 [K,n,V], and the slice of the N positions that the chunk covers. Tokens that are never sampled have the logit
 NEVER_SAMPLED_LOGIT and the weight 0. The Triton path writes no such tensors. It calls ``depth_weights`` for the weights of the
-depths, and ``sample`` with a :class:`ChunkMixture`. The distribution is the same.
+depths, and ``sample`` with a ``ChunkMixture``. The distribution is the same.
 
-:func:`gumbel_max` and :func:`gumbel_top_k` are the definition of that distribution, with one random number for every token.
+``gumbel_max`` and ``gumbel_top_k`` are the definition of that distribution, with one random number for every token.
 They run with ``--kernels reference`` or ``--gumbel-entries 0``.
 
 To draw a token, the vocabulary is divided into about sqrt(V) blocks of about sqrt(V): one random number selects the block by
@@ -72,7 +72,7 @@ def sample_with_replacement(weights: Tensor, num_samples: int) -> Tensor:
 def sample_without_replacement(weights: Tensor, num_samples: int) -> Tensor:
     """Sample S different tokens for each position, one after another: [N,V] -> [N,S] int64, in the order of sampling.
 
-    The distribution is that of :func:`gumbel_top_k`. ``weights`` is modified, and must have at least S entries above 0 for each
+    The distribution is that of ``gumbel_top_k``. ``weights`` is modified, and must have at least S entries above 0 for each
     position.
     """
     blocks = split_into_blocks(weights)
@@ -90,7 +90,7 @@ def sample_without_replacement(weights: Tensor, num_samples: int) -> Tensor:
 
 
 class TopK(NamedTuple):
-    """The largest perturbed logits of :func:`gumbel_top_k_sampling` and their tokens."""
+    """The largest perturbed logits of ``gumbel_top_k_sampling`` and their tokens."""
 
     tokens: Tensor  # [N,k] int64, in descending order of their scores; the first one is a sample of the softmax
     scores: Tensor  # [N,k] float32, log weight + Gumbel noise of that token; -inf where the token is a repetition
@@ -116,7 +116,7 @@ def gumbel_top_k_sampling(weights: Tensor, k: int) -> TopK:
 
 
 def top_k_of_samples(tokens: Tensor, total: Tensor) -> TopK:
-    """Return the result of :func:`gumbel_top_k_sampling` for events whose tokens are already sampled.
+    """Return the result of ``gumbel_top_k_sampling`` for events whose tokens are already sampled.
 
     Args:
         tokens: [N,k] int64, independent samples in proportion to the weights.

@@ -150,7 +150,7 @@ def import_folder(
 
     Args:
         path: an MPNet, ELECTRA (discriminator), BERT, DistilBERT, RoBERTa, XLM-R or ModernBERT folder.
-        arch: for the default see :func:`default_arch`. Sizes come from the folder, what it lacks (generator, depths) from here.
+        arch: for the default see ``default_arch``. Sizes come from the folder, what it lacks (generator, depths) from here.
         generator: folder of an ``ElectraForMaskedLM`` with the same embeddings; for ``electra_*`` only.
         tokenizer: folder of the tokenizer, if it is another.
     """
@@ -585,7 +585,7 @@ def import_into(path: Path, folder: Path) -> tuple[Path, list[str]]:
 
 
 def load_model(path: CheckpointPath, tokenizer: CheckpointPath | None = None) -> LoadedCheckpoint:
-    """Read a checkpoint as :func:`load_checkpoint` does, also that of the best run of an OUT; or import a folder, whose
+    """Read a checkpoint as ``load_checkpoint`` does, also that of the best run of an OUT; or import a folder, whose
     ``file`` is the one of its weights."""
     folder = Path(path)
     if not is_hugging_face(folder):

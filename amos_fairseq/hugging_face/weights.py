@@ -1,10 +1,10 @@
 """Weights of Hugging Face's models: one table of names, ours | theirs, used in both directions.
 
-Our names form one flat name space: ``embed_tokens``, ``encoder.*`` (:class:`~amos_fairseq.modules.bert_encoder.BertEncoder`, or
-:class:`~amos_fairseq.modules.modern_encoder.ModernBertEncoder` for the family modernbert), ``mlm_head.*``,
+Our names form one flat name space: ``embed_tokens``, ``encoder.*`` (``amos_fairseq.modules.bert_encoder.BertEncoder``, or
+``amos_fairseq.modules.modern_encoder.ModernBertEncoder`` for the family modernbert), ``mlm_head.*``,
 ``detection_head.*``, ``classification_head.*``, ``span_head.*``, ``tagging_head.*``. Theirs are the names of the class with the
 head; a bare encoder (``MPNetModel``) has them without ``mpnet.``. Rows of the vocabulary keep their order;
-:func:`in_their_rows` changes it.
+``in_their_rows`` changes it.
 """
 
 import re

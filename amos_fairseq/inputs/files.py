@@ -253,7 +253,7 @@ def print_first(
 
 
 def print_counts(path: Path, number: int, what: str, left_out: Mapping[str, int], command: str = "prepare") -> None:
-    """Print what :func:`print_first` leaves out."""
+    """Print what ``print_first`` leaves out."""
     say(f"{path}: {_counts(number, what, left_out)}", command)
 
 

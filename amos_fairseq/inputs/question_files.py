@@ -105,7 +105,7 @@ class SquadFile(NamedTuple):
 
 def read_squad(path: Path, labeled: bool = True) -> SquadFile:
     """Read a data set in the official layout ``{"version", "data": [{"title", "paragraphs": [...]}]}``, or rows as in
-    :data:`FORMS`. Questions without an answer are impossible, also where ``is_impossible`` is missing, as in the official
+    ``FORMS``. Questions without an answer are impossible, also where ``is_impossible`` is missing, as in the official
     evaluation. Answers are ignored, and need not be there, unless ``labeled``."""
     version = ""
     try:
@@ -213,7 +213,7 @@ def evaluate(
     """Score predictions as the official script of 2.0: questions without a prediction do not count.
 
     ``answers``: by question, the texts that are right, none where there is no answer. ``null_odds``: how likely a question has
-    none, on any scale, for the search for the best thresholds. ``units``: a key of :data:`UNITS_OF`, what is compared.
+    none, on any scale, for the search for the best thresholds. ``units``: a key of ``UNITS_OF``, what is compared.
     """
     predicted = [name for name in answers if name in predictions]
     assert predicted, "no question has a prediction"

@@ -54,7 +54,7 @@ def spans_of(labels: Sequence[str]) -> list[tuple[str, int, int]]:
 
 
 def count(gold: Sequence[str], predicted: Sequence[str], has_spans: bool) -> Counter[str]:
-    """Count what is right in one sentence; the sums over sentences give :func:`scores`.
+    """Count what is right in one sentence; the sums over sentences give ``scores``.
 
     Args:
         predicted: of the first words; the others, which the model did not read, are wrong. They are outside of all spans.
@@ -75,7 +75,7 @@ def count(gold: Sequence[str], predicted: Sequence[str], has_spans: bool) -> Cou
 
 
 def scores(counts: Mapping[str, float]) -> dict[str, float]:
-    """Return scores in percent from sums of :func:`count`: ``accuracy``; with spans also ``f1``, ``precision``, ``recall``.
+    """Return scores in percent from sums of ``count``: ``accuracy``; with spans also ``f1``, ``precision``, ``recall``.
 
     A ratio of 0 and 0 is 0, as in conlleval.
     """
@@ -100,7 +100,7 @@ def scores_by_name(
     pairs: Iterable[tuple[Sequence[str], Sequence[str]]], has_spans: bool
 ) -> dict[str, dict[str, float]]:
     """Return the ``precision``, ``recall``, ``f1`` and ``number`` of each type of span, or of each label of words, of ``pairs``
-    of the arguments of :func:`count`."""
+    of the arguments of ``count``."""
     counts: dict[str, Counter[str]] = {}
     for pair in pairs:
         gold, found = (set(items_of(labels, has_spans)) for labels in pair)

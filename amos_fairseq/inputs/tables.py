@@ -42,11 +42,11 @@ class TableFile:
 
     - CSV: the first line has the names of the columns. A field that contains a comma, a quote or a line end is in quotes, with
       quotes inside it doubled, as Python's ``csv`` and pandas write it. Values: ``str``.
-    - TSV: as CSV with tabs, where the whole file is written so (:func:`has_quotes_of_csv`). Otherwise, and always without
+    - TSV: as CSV with tabs, where the whole file is written so (``has_quotes_of_csv``). Otherwise, and always without
       ``quotes``, a row is a line that is split at its tabs, and quotes are ordinary characters: GLUE's files.
     - JSON lines: an object on each line. The columns are the keys of the first ``OBJECTS_WITH_KEYS``, or with ``all_keys`` of
       all; a key that is missing is None, as NaN is, and others are ignored. Values: those of JSON.
-    - Parquet, and folders of ``Dataset.save_to_disk``: values as in JSON (:func:`plain`). The
+    - Parquet, and folders of ``Dataset.save_to_disk``: values as in JSON (``plain``). The
       number of a class of a ``ClassLabel``, also in a list or object, is replaced by the name of the class, and -1 by None.
 
     Attributes:
@@ -113,7 +113,7 @@ class TableFile:
             raise UserError(f"{self.path} has no row of the columns {', '.join(self.columns):.200}{broken}")
 
     def has(self, name: str) -> bool:
-        """Return whether the table has a column, or a value inside of the objects of one, as :meth:`rows` names it."""
+        """Return whether the table has a column, or a value inside of the objects of one, as ``rows`` names it."""
         is_inside = self.kind not in (TSV, CSV) and "." in name and name.partition(".")[0] in self.columns
         return name in self.columns or (is_inside and any(row[name] is not None for _, row in self.rows([name])))
 
@@ -225,7 +225,7 @@ def require_columns(table: TableFile, names: Sequence[str], choose: str = "give 
 def open_arrow(path: Path, columns: Sequence[str] | None = None) -> Iterator[tuple[Any, int, Iterator[Any]]]:
     """Yield the schema, the number of rows (0 where a file does not state it), and batches of rows with only these ``columns``.
 
-    What cannot be read raises :class:`UserError`, also during the body. No code of a file runs, and the pictures, sounds and
+    What cannot be read raises ``UserError``, also during the body. No code of a file runs, and the pictures, sounds and
     files that a row names are not opened.
     """
     try:
@@ -263,7 +263,7 @@ def _small_batches(readers: Sequence[Any], columns: Sequence[str] | None) -> Ite
 def arrow_rows(
     path: Path, columns: Sequence[str] | None, on_read: OnRead = ignore
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield numbered rows (from 1), of :func:`plain` values, with the names of classes. ``on_read`` gets equal shares of the
+    """Yield numbered rows (from 1), of ``plain`` values, with the names of classes. ``on_read`` gets equal shares of the
     size of the file where it states the number of rows, else all of it at the end."""
     size, reported, number = sum(file.stat().st_size for file in files_of(path)), 0, 0
     with open_arrow(path, columns) as (schema, num_rows, batches):
@@ -296,7 +296,7 @@ def _plain_rows(batch: Any, features: dict[str, Any]) -> Iterator[dict[str, Any]
 
 
 def _with_names(value: Any, feature: Any) -> Any:
-    """Return a cell as :func:`plain` does; ``feature``: what datasets says of it, such as the names of a ``ClassLabel``, also
+    """Return a cell as ``plain`` does; ``feature``: what datasets says of it, such as the names of a ``ClassLabel``, also
     inside of lists and objects."""
     while isinstance(feature, list) and len(feature) == 1:  # how older versions write lists
         feature = feature[0]

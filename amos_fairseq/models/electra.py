@@ -94,7 +94,7 @@ class GeneratorOutput(NamedTuple):
 class TokenNoise(nn.Module):
     """A generator without input: one distribution over the vocabulary for every position (thesis section 5.3.2).
 
-    It holds a count for each token of the vocabulary: 1, until :meth:`set_counts` sets the frequencies of a corpus. The
+    It holds a count for each token of the vocabulary: 1, until ``set_counts`` sets the frequencies of a corpus. The
     counts are saved with the model, so a checkpoint samples without its corpus. They are integers, which no cast to half
     precision rounds.
     """

@@ -142,7 +142,7 @@ class ElectricModel(PretrainingModel):
 
     @property
     def encoder(self) -> TransformerEncoder:
-        """The discriminator; raises :class:`UserError` for TwoTower, which has no bidirectional encoder."""
+        """The discriminator; raises ``UserError`` for TwoTower, which has no bidirectional encoder."""
         if self.discriminator is None:
             raise UserError(NO_ENCODER)
         return self.discriminator
@@ -189,8 +189,8 @@ class ElectricModel(PretrainingModel):
         return ~self.never_sampled_mask[tokens]
 
     def predict_and_sample(self, hidden: Tensor, tokens: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Compute the output of :meth:`mlm_loss` for all tokens [B,T] or those at ``positions`` [B,M], and sample noise for the
-        latter, [B,M] int64; ``hidden`` [B,T,E] is the output of :meth:`generate`.
+        """Compute the output of ``mlm_loss`` for all tokens [B,T] or those at ``positions`` [B,M], and sample noise for the
+        latter, [B,M] int64; ``hidden`` [B,T,E] is the output of ``generate``.
         """
         bias, at_sampled = self.mlm_head.bias, gather_positions(hidden, positions)
         if self.cfg.generator_loss_tokens == "all":
@@ -212,9 +212,9 @@ class ElectricModel(PretrainingModel):
 
     @torch.no_grad()
     def noise_log_probs(self, hidden: Tensor, tokens: Tensor) -> Tensor:
-        """Compute log q(token | rest) of the distribution that :meth:`sample` samples from, without a gradient.
+        """Compute log q(token | rest) of the distribution that ``sample`` samples from, without a gradient.
 
-        ``hidden`` [B,T,E] is the output of :meth:`generate` -> [B,T] float32, nats; 0 at special tokens, never sampled.
+        ``hidden`` [B,T,E] is the output of ``generate`` -> [B,T] float32, nats; 0 at special tokens, never sampled.
         """
         log_probs = sampling_log_probs(
             hidden.flatten(0, 1),
@@ -232,7 +232,7 @@ class ElectricModel(PretrainingModel):
 
         Electric: -E, whose exponentials sum to about 1 over the vocabulary after training (section 5.1.3). ELECTRA-TT:
         log q + log(p / (1 - p)) + log((1 - D) / D) with D the probability of "noise" (there, the thesis writes D for the
-        probability of "original"). ``electra_labels``: :func:`log_prob_of_original`, from the probability of "replaced".
+        probability of "original"). ``electra_labels``: ``log_prob_of_original``, from the probability of "replaced".
         TwoTower: log q.
 
         Args:

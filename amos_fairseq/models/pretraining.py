@@ -188,7 +188,7 @@ def describe_mismatch(key: str, checkpoint: dict[str, Tensor], here: dict[str, T
 class PretrainingModel(BaseFairseqModel, abc.ABC):
     """A model that is pretrained on masked blocks. After pretraining, users need ``encoder`` and ``encoder_embedding``.
 
-    A subclass adds its modules and then calls :meth:`initialize`.
+    A subclass adds its modules and then calls ``initialize``.
     """
 
     # What fine-tuning takes from a checkpoint.
@@ -328,7 +328,7 @@ class PretrainingModel(BaseFairseqModel, abc.ABC):
     def mlm_loss_and_sample(
         self, hidden: Tensor, bias: Tensor, originals: Tensor, sampler: Sampler
     ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
-        """Compute :meth:`mlm_loss` in chunks, and what ``sampler`` samples from the same logits: tensors [...] or [...,S]."""
+        """Compute ``mlm_loss`` in chunks, and what ``sampler`` samples from the same logits: tensors [...] or [...,S]."""
         embedding, positions = self.generator_embedding.weight, hidden.flatten(0, -2)
         nll, correct, sampled = output_layer(
             positions[None],
@@ -347,7 +347,7 @@ class PretrainingModel(BaseFairseqModel, abc.ABC):
         return linear(hidden, self.generator_embedding.weight, bias).float()
 
     def sampling_logits(self, hidden: Tensor, bias: Tensor) -> Tensor:
-        """Compute :meth:`logits` with -inf at special tokens and padding, which are never sampled."""
+        """Compute ``logits`` with -inf at special tokens and padding, which are never sampled."""
         return self.logits(hidden, bias).masked_fill(self.never_sampled_mask, float("-inf"))
 
     def extract_features(self, tokens: Tensor) -> Tensor:

@@ -203,7 +203,7 @@ class TeamsModel(SingleMlmModel):
         )
 
     def predict_and_sample(self, hidden: Tensor, originals: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """Compute what :meth:`mlm_loss` returns, both [B,M], and then what :meth:`sample` returns, from the same logits."""
+        """Compute what ``mlm_loss`` returns, both [B,M], and then what ``sample`` returns, from the same logits."""
         if not self.is_fast:
             return *self.mlm_loss(hidden, self.mlm_head.bias, originals), *self.sample(hidden, originals)
         sampler = ReplacementSampler()
@@ -220,7 +220,7 @@ class TeamsModel(SingleMlmModel):
 
         The two are sampled independently: in Figure 1 the replacement token is not a candidate. There is no gradient.
 
-        ``hidden`` [B,M,E] is the output of :meth:`generate` -> replacement tokens [B,M] int64, and candidates [B,M,1+K] int64:
+        ``hidden`` [B,M,E] is the output of ``generate`` -> replacement tokens [B,M] int64, and candidates [B,M,1+K] int64:
         the original, then K other tokens; None instead of the candidates without multi-word selection.
         """
         logits = self.sampling_logits(hidden, self.mlm_head.bias)

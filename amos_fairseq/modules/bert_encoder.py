@@ -31,7 +31,7 @@ Bias = AttentionBias | ToeplitzBias
 
 @dataclass(frozen=True, kw_only=True)
 class BertEncoderConfig(TransformerConfig):
-    """Sizes and settings of :class:`BertEncoder`."""
+    """Sizes and settings of ``BertEncoder``."""
 
     position_scheme: str  # none, t5 or amos: see functional/relative_position.py
     position_buckets: int  # rows of the table
@@ -71,7 +71,7 @@ class SelfAttention(nn.Module):
     ) -> Tensor:
         """Compute attention: [B,T,D] -> [B,T,D], or [B,M,D] at ``positions`` [B,M] int64; packed, [1,N,D] -> [1,N,D].
 
-        ``bias`` is added to the scores. With a :class:`ToeplitzBias` the Triton kernels run, which compute only the given
+        ``bias`` is added to the scores. With a ``ToeplitzBias`` the Triton kernels run, which compute only the given
         positions; the other backends compute all positions and select. The scores of packed states are padded.
         """
         heads = self.query_key_value(states).unflatten(-1, (3, self.num_heads, -1))  # [B,T,3,H,d]
@@ -107,7 +107,7 @@ class BertLayer(TransformerLayer):
     def forward(
         self, states: Tensor, context: Any, positions: Tensor | None = None, packing: Packing | None = None
     ) -> Tensor:
-        """[B,T,D] -> [B,T,D], or [B,M,D]; ``context`` is BERT's bias, the arguments are those of :class:`SelfAttention`."""
+        """[B,T,D] -> [B,T,D], or [B,M,D]; ``context`` is BERT's bias, the arguments are those of ``SelfAttention``."""
         attended = self.attention(states, context, positions, packing)
         states = states if positions is None else gather_positions(states, positions)
         states = self.attention_norm(states + self.dropout(attended))

@@ -2,7 +2,7 @@
 
 Also the initial values of the parameters of models, and their groups for the optimizer.
 
-:mod:`.bert_encoder`, :mod:`.modern_encoder` and :mod:`.deberta_encoder` have the encoders. Shapes: B sequences, T tokens, M
+``.bert_encoder``, ``.modern_encoder`` and ``.deberta_encoder`` have the encoders. Shapes: B sequences, T tokens, M
 selected positions, D width of the encoder, E width of the token embeddings.
 """
 
@@ -99,7 +99,7 @@ def call_layer(
 
 @functools.cache
 def compiled_call() -> LayerCall:
-    """Return :func:`call_layer` under torch.compile, which compiles it once for each kind of layer and of input.
+    """Return ``call_layer`` under torch.compile, which compiles it once for each kind of layer and of input.
 
     Layers of one shape share the result; a graph of the whole model would take as many times longer to compile as there are
     layers. The operations outside of the layers (sampling, the output layer) choose their own memory and kernels.
@@ -153,8 +153,8 @@ class TransformerEncoder(nn.Module, abc.ABC):
 
     Attributes:
         shape: sizes and settings.
-        layers: of :class:`TransformerLayer`, the first one nearest to the input.
-        final_norm: see :class:`LayerOutputs`.
+        layers: of ``TransformerLayer``, the first one nearest to the input.
+        final_norm: see ``LayerOutputs``.
         is_compiled: run layers through torch.compile where a gradient is required, that is, in training.
     """
 
@@ -224,7 +224,7 @@ class TransformerEncoder(nn.Module, abc.ABC):
             with_input: return the input of the first layer too, [B,T,D], before the outputs: item k is then that of layer k.
             lengths: number of tokens of each sequence, which padding follows; instead of ``padding_mask``. The layers then
                 compute nothing at padding, where the result is 0; only attention may be padded
-                (:meth:`attention_context`). The reference implementations pad as without lengths.
+                (``attention_context``). The reference implementations pad as without lengths.
 
         Raises:
             ValueError: ``lengths`` do not fit the embeddings, or ``last_positions`` are given too.
@@ -251,7 +251,7 @@ class TransformerEncoder(nn.Module, abc.ABC):
         return LayerOutputs(outputs, self.final_norm, packing)
 
     def run_last_layer(self, *call: Any) -> Tensor:
-        """Call the last layer; the arguments are those of :meth:`run_layer`."""
+        """Call the last layer; the arguments are those of ``run_layer``."""
         return self.run_layer(*call)
 
     def run_layer(

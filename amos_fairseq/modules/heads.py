@@ -168,7 +168,7 @@ POOLINGS = ("first", "mean")
 
 
 def pool(states: Tensor, padding_mask: Tensor | None, pooling: str) -> Tensor:
-    """Return one vector for each sequence, :data:`POOLINGS`: [B,T,D], and [B,T] bool, True at padding -> [B,D]."""
+    """Return one vector for each sequence, ``POOLINGS``: [B,T,D], and [B,T] bool, True at padding -> [B,D]."""
     if pooling == "first":
         return states[:, 0]
     return states.mean(1) if padding_mask is None else mean_state(states, ~padding_mask)
@@ -215,7 +215,7 @@ class ClassificationHead(nn.Module):
         return self.classify(pool(states, padding_mask, self.pooling))
 
     def features(self, states: Tensor, padding_mask: Tensor | None = None) -> Tensor:
-        """Return what the output layer reads: as for :meth:`forward` -> [B,D]."""
+        """Return what the output layer reads: as for ``forward`` -> [B,D]."""
         return self.hidden(pool(states, padding_mask, self.pooling))
 
     def hidden(self, pooled: Tensor) -> Tensor:

@@ -161,10 +161,10 @@ def sample_reference(
 def predict_chunked(
     hidden: Sequence[Tensor], gamma: Tensor, originals: Tensor, weights: OutputLayerWeights, adversary: Adversary | None
 ) -> MixturePrediction:
-    """Compute :func:`predict_reference` in chunks of positions; same arguments.
+    """Compute ``predict_reference`` in chunks of positions; same arguments.
 
     If ``adversary`` limits the entries, the samples have the same distribution, and the gradient lacks the entries beyond the
-    largest ones: see :mod:`amos_fairseq.functional.mixture`.
+    largest ones: see ``amos_fairseq.functional.mixture``.
     """
     states = torch.stack([h.flatten(0, 1) for h in hidden])  # [K,N,E] with N = B M
     flat_gamma, targets, shape = gamma.flatten(0, 1), originals.flatten(), originals.shape
@@ -200,7 +200,7 @@ def predict_chunked(
 def sample_chunked_exactly(
     states: Tensor, gamma: Tensor, weights: OutputLayerWeights, adversary: Adversary
 ) -> tuple[Tensor, Tensor]:
-    """Compute :func:`sample_reference` in chunks. The backward pass computes each chunk again, from the same noise."""
+    """Compute ``sample_reference`` in chunks. The backward pass computes each chunk again, from the same noise."""
 
     def sample(chunk_states: Tensor, chunk_gamma: Tensor) -> tuple[Tensor, Tensor]:
         return sample_reference(chunk_states.unbind(0), chunk_gamma, weights, adversary)

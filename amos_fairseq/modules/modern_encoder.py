@@ -38,7 +38,7 @@ CUTOFF = 2.0
 
 @dataclass(frozen=True, kw_only=True)
 class ModernBertEncoderConfig(TransformerConfig):
-    """Sizes and settings of :class:`ModernBertEncoder`; source of the defaults: section 2.1."""
+    """Sizes and settings of ``ModernBertEncoder``; source of the defaults: section 2.1."""
 
     global_every: int = 3  # the layers 1, 1 + n, 1 + 2 n, ... attend to all tokens, the others to those near them
     local_attention: int = 128  # window of a local layer, the token itself not counted: half of it on each side
@@ -143,7 +143,7 @@ class ModernBertLayer(TransformerLayer):
     def forward(
         self, states: Tensor, context: ModernContext, positions: Tensor | None = None, packing: Packing | None = None
     ) -> Tensor:
-        """[B,T,D] -> [B,T,D], or [B,M,D] at ``positions`` [B,M] int64; arguments as for :class:`RotaryAttention`."""
+        """[B,T,D] -> [B,T,D], or [B,M,D] at ``positions`` [B,M] int64; arguments as for ``RotaryAttention``."""
         attended = self.attention(self.attention_norm(states), context, positions, packing)
         states = states if positions is None else gather_positions(states, positions)
         states = states + self.dropout(attended)
@@ -243,7 +243,7 @@ class ModernBertEncoder(TransformerEncoder):
     def _takes_packed(
         self, embeddings: Tensor, padding_mask: Tensor | None, packing: Packing | None, reach: int | None
     ) -> bool:
-        """Return whether :func:`varlen_attention` runs: for packed texts, and for full blocks where not all pairs count."""
+        """Return whether ``varlen_attention`` runs: for packed texts, and for full blocks where not all pairs count."""
         shape, length = self.shape, embeddings.size(1)
         is_masked = (reach is not None and reach < length - 1) or shape.attends_to != "all"
         if shape.kernels == "reference" or (packing is None and (padding_mask is not None or not is_masked)):
@@ -260,7 +260,7 @@ class ModernBertEncoder(TransformerEncoder):
 
 
 def truncated_normal_(weight: Tensor, std: float) -> None:
-    """Fill ``weight`` with N(0, std) given that no value is beyond :data:`CUTOFF` standard deviations.
+    """Fill ``weight`` with N(0, std) given that no value is beyond ``CUTOFF`` standard deviations.
 
     By the inverse of its distribution function. PyTorch's draws again until all values are inside, which the host waits for.
     """

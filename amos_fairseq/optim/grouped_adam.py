@@ -53,7 +53,7 @@ class GroupedAdam(FairseqOptimizer):
     """Decoupled weight decay (AdamW) over groups of parameters, each with its own decay and share of the learning rate.
 
     With ``--layer-wise-lr-decay X`` layer i of n has the rate lr * X^(n + 1 - i), everything below the layers
-    lr * X^(n + 1), the heads lr (thesis section 3.3; :func:`amos_fairseq.modules.encoder.mark_layer_depths`).
+    lr * X^(n + 1), the heads lr (thesis section 3.3; ``amos_fairseq.modules.encoder.mark_layer_depths``).
     ELECTRA's released code has one step more between heads and top layer: its X^2 is X here, and so on for lower layers.
 
     Without ``bias_correction`` the moments are not divided by 1 - beta^t: a parameter w changes by
@@ -82,7 +82,7 @@ class GroupedAdam(FairseqOptimizer):
 
     def set_lr(self, lr: float) -> None:
         """Set every group's share of the schedule's learning rate, on a GPU rounded to float32: so an update that is captured
-        as a CUDA graph (:mod:`amos_fairseq.run.graphs`) has the same bits as another one."""
+        as a CUDA graph (``amos_fairseq.run.graphs``) has the same bits as another one."""
         self._lr = lr
         for group in self.param_groups:
             group["lr"] = rounded(lr, group)

@@ -1,4 +1,4 @@
-"""The moments of a run, as the methods of :class:`Hook`."""
+"""The moments of a run, as the methods of ``Hook``."""
 
 from typing import Any
 

@@ -1,11 +1,11 @@
 """Which hooks a run has, and how fairseq calls them.
 
-:data:`HOOKS` lists the classes in the order in which each moment calls them. Each function below it replaces one of fairseq's:
-it calls the hooks of the moment before, then fairseq's own function, then the hooks of the moment after. :data:`REPLACED` lists
-these functions; none is replaced twice. What is replaced only because of a fault of fairseq is in :mod:`amos_fairseq.compat`.
+``HOOKS`` lists the classes in the order in which each moment calls them. Each function below it replaces one of fairseq's:
+it calls the hooks of the moment before, then fairseq's own function, then the hooks of the moment after. ``REPLACED`` lists
+these functions; none is replaced twice. What is replaced only because of a fault of fairseq is in ``amos_fairseq.compat``.
 
-A new hook is a class in the file of its topic and a line of :data:`HOOKS`, with the reason where its place matters. A new
-moment is a method of :class:`~amos_fairseq.run.hook.Hook`, called in the function of fairseq that reaches it.
+A new hook is a class in the file of its topic and a line of ``HOOKS``, with the reason where its place matters. A new
+moment is a method of ``amos_fairseq.run.hook.Hook``, called in the function of fairseq that reaches it.
 """
 
 import functools

@@ -8,7 +8,7 @@ phenomenon those of MultiBLiMP (Jumelet et al., 2025)::
 A pair counts 1 if the good sentence has the higher score, 1/2 if both scores are equal, else 0. Accuracy is the mean in percent
 of each UID, of each term, and of all pairs; chance is 50. Scores are sums over the pieces, not divided by their number, as in
 BLiMP and Salazar et al. (2020): the PLL of mlm and electric, and log P(original) of discriminators
-(:class:`~amos_fairseq.scoring.token_scorers.DetectionScorer`).
+(``amos_fairseq.scoring.token_scorers.DetectionScorer``).
 """
 
 from collections.abc import Iterator, Sequence
@@ -134,7 +134,7 @@ def scores_of(
 
 
 def score_pairs(loaded: LoadedCheckpoint, files: Sequence[Path], tokens_per_batch: int, out: Path | None) -> Table:
-    """Score all pairs, return the table of accuracies, and write :func:`results_json` to ``out``."""
+    """Score all pairs, return the table of accuracies, and write ``results_json`` to ``out``."""
     scorer = build_pair_scorer(loaded, tokens_per_batch)
     pairs_of = {file: read_pairs(file) for file in files}
     pairs = [pair for pairs_of_file in pairs_of.values() for pair in pairs_of_file]

@@ -1,6 +1,6 @@
 """log p(x_t | all other tokens) of every token of a text, for each objective that defines it (thesis section 5.4.5).
 
-For minimal pairs also the score that a discriminator gives each token: :class:`DetectionScorer`.
+For minimal pairs also the score that a discriminator gives each token: ``DetectionScorer``.
 
 Shapes: L tokens of a sequence, B sequences of a batch, T tokens of the longest of them, V padded vocabulary size.
 """
@@ -133,7 +133,7 @@ class MaskedScorer(TokenScorer):
 
 class ElectraScorer(TokenScorer):
     """log p from the log q of the distribution that replacements are sampled from, the discriminator's logit, and the fraction
-    of masked tokens in training: :func:`amos_fairseq.functional.replaced_token_detection.log_prob_of_original`.
+    of masked tokens in training: ``amos_fairseq.functional.replaced_token_detection.log_prob_of_original``.
 
     Departures: if the generator sees the original at some masked positions in training (``--mask-treatment electra``, 15 % of
     them), the training's q differs from this q.

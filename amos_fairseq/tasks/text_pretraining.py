@@ -103,7 +103,7 @@ class TextPretrainingConfig(HookSettings):
 
 @register_task("text_pretraining", dataclass=TextPretrainingConfig)
 class TextPretrainingTask(CorpusTask):
-    """Pretraining on blocks of text. Epoch e uses shard (e - 1) mod n. Random numbers: :mod:`amos_fairseq.data.seeding`."""
+    """Pretraining on blocks of text. Epoch e uses shard (e - 1) mod n. Random numbers: ``amos_fairseq.data.seeding``."""
 
     cfg: TextPretrainingConfig
     length = "tokens_per_sample"

@@ -99,6 +99,10 @@ def test_the_site_is_built_without_a_warning(tmp_path: Path):
         pytest.importorskip(module)
     result = run_process([sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", tmp_path / "site"])
     assert result.returncode == 0, result.stderr
+    pages = [page.read_text(encoding="utf-8") for page in (tmp_path / "site" / "api").rglob("*.html")]
+    assert len(pages) == len(list((ROOT / "docs/api").iterdir()))
+    # Roles of Sphinx would show as they are typed.
+    assert not [role for page in pages for role in re.findall(r":(?:class|func|meth|mod|attr|data):.{9}", page)]
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page.parts[1] == "api"], ids=str)

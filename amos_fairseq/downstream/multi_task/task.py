@@ -142,7 +142,7 @@ class MultiTask(TextClassificationTask):
 
 @register_criterion("multi_task")
 class MultiTaskCriterion(LabeledCriterion):
-    """L = 1/B sum_b l(row b), nats, with l of :func:`~amos_fairseq.downstream.texts.task.text_loss` for the task that
+    """L = 1/B sum_b l(row b), nats, with l of ``amos_fairseq.downstream.texts.task.text_loss`` for the task that
     row b is of; B is the number of rows of an update (thesis, section 3.2).
 
     Tasks have no weights: their shares of an update are those of ``MixedTasks``. Numbers are scaled to 0 to 1. In validation

@@ -125,7 +125,7 @@ class JointSpanHead(nn.Module):
     def forward(
         self, states: Tensor, answer_mask: Tensor, targets: tuple[Tensor, Tensor] | None = None
     ) -> SpanOutput | SpanCandidates:
-        """As :meth:`IndependentSpanHead.forward`; scores of candidates are log p(start) + log p(end | start), nats."""
+        """As ``IndependentSpanHead.forward``; scores of candidates are log p(start) + log p(end | start), nats."""
         allowed = with_null(answer_mask)
         start_logits = masked(self.start(states).squeeze(-1).float(), allowed)  # [B,T]
         unanswerable = self._unanswerable(states, start_logits)
@@ -192,7 +192,7 @@ class SpanModel(FineTunedModel):
         span_targets: tuple[Tensor, Tensor] | None = None,
         lengths: Sequence[int] | None = None,
     ) -> SpanOutput | SpanCandidates:
-        """Predict the answers in windows, of the tokens [B,T] int64: see :meth:`IndependentSpanHead.forward`."""
+        """Predict the answers in windows, of the tokens [B,T] int64: see ``IndependentSpanHead.forward``."""
         return self.span_head(self.extract_features(src_tokens, lengths), answer_mask, span_targets)
 
 

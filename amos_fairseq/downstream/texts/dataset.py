@@ -87,8 +87,8 @@ def open_texts(directory: Path, split: str, max_tokens: int, separator: int | No
 
 
 class ShortenedTexts(BaseWrapperDataset):
-    """Rows of one or two texts, as :func:`join_texts` or the task itself joins them, cut to ``max_tokens``, the longest input
-    of the model, by :func:`kept_lengths`; all special tokens remain."""
+    """Rows of one or two texts, as ``join_texts`` or the task itself joins them, cut to ``max_tokens``, the longest input
+    of the model, by ``kept_lengths``; all special tokens remain."""
 
     def __init__(self, rows: FairseqDataset, max_tokens: int) -> None:
         super().__init__(rows)
@@ -152,7 +152,7 @@ class LabeledTexts(LabeledSequences):
         return {"id": index, "tokens": self._rows[index]}
 
     def add_labels(self, batch: dict[str, Any], samples: Sequence[dict[str, Any]]) -> None:
-        """Add :meth:`labels_of` the rows, and ``num_rows``, a Python int."""
+        """Add ``labels_of`` the rows, and ``num_rows``, a Python int."""
         batch |= self.labels_of(batch["id"]) | {"num_rows": len(self)}
 
     def labels_of(self, rows: Tensor) -> dict[str, Tensor]:

@@ -177,7 +177,7 @@ def text_loss(
         kind: classes, labels or number.
         logits: [B, outputs] float32; of a number in its unit.
         labels: ``target`` and, with teachers, ``teacher``: what
-            :meth:`~amos_fairseq.downstream.texts.dataset.LabeledTexts.labels_of` returns.
+            ``amos_fairseq.downstream.texts.dataset.LabeledTexts.labels_of`` returns.
         deviation: that of the numbers of the training set, or the range that they are scaled by.
         gold_weight: lambda.
     """
@@ -198,7 +198,7 @@ def text_loss(
 
 @register_criterion("text_classification")
 class TextClassificationCriterion(LabeledCriterion):
-    """L = 1/B sum_b l(row b), nats, with l of :func:`text_loss`; B is the number of rows of an update.
+    """L = 1/B sum_b l(row b), nats, with l of ``text_loss``; B is the number of rows of an update.
 
     Without teachers these are the losses of Hugging Face's models for sequence classification, which do not divide the square
     of a number. In validation the scores of ``text_scores`` are computed from all rows. A class that the training set lacks has
@@ -239,7 +239,7 @@ class TextClassificationCriterion(LabeledCriterion):
 
 
 def sum_to_score(kind: str, logits: Tensor, rows: Mapping[str, Any]) -> Tensor:
-    """Return what the scores are computed from after a sum over batches and ranks: of labels :func:`label_counts`; else
+    """Return what the scores are computed from after a sum over batches and ranks: of labels ``label_counts``; else
     predictions, targets and ones at the places of their rows, 0 elsewhere, [3, num_rows] float64.
 
     Each row is in one batch of one rank, so the sum has all rows: a rank correlation cannot be computed from less.

@@ -1,6 +1,6 @@
 """Prepared sentences, and batches of ``<s> sentence </s>`` with one label a word, on its first piece, or with trees.
 
-The files are those of :mod:`amos_fairseq.downstream.words.prepare`.
+The files are those of ``amos_fairseq.downstream.words.prepare``.
 """
 
 import json
@@ -78,7 +78,7 @@ class Column:
         return [*(self.labels[label] for label in predicted), *[self.cut_label] * (num_words - len(predicted))]
 
     def count(self, gold: Sequence[int], predicted: Sequence[int]) -> Counter[str]:
-        """Count what is right of the labels of a sentence: :func:`~amos_fairseq.inputs.schemes.count`."""
+        """Count what is right of the labels of a sentence: ``amos_fairseq.inputs.schemes.count``."""
         return count([self.labels[i] for i in gold], [self.labels[i] for i in predicted], self.has_spans)
 
     def read_words(self, split: str) -> list[list[str]]:
@@ -214,7 +214,7 @@ class MixedSentences(MixedTasks):
         return float(np.average(means, weights=self.rows_of_tasks))
 
     def add_labels(self, batch: dict[str, Any], samples: Sequence[dict[str, Any]]) -> None:
-        """Add what :class:`TaggedSentences` adds, :meth:`rows_of_heads` to ``net_input``, and ``parts``, for each task the
+        """Add what ``TaggedSentences`` adds, ``rows_of_heads`` to ``net_input``, and ``parts``, for each task the
         ``target`` [b,W] and ``labels`` of its rows."""
         next(iter(self.tasks.values())).add_labels(batch, samples)
         places = batch["net_input"]["rows_of_heads"] = self.rows_of_heads(batch)

@@ -224,7 +224,7 @@ class SequenceTaggingCriterion(LabeledCriterion):
 
     W is the number of words in an update, as in Hugging Face's models for token classification. With label smoothing e, the
     target of a word is 1 - e for its label and e / labels for each. With the task's ``--views``,
-    :func:`~amos_fairseq.downstream.words.views.add_cross_views` adds another term. The log has the scores of
+    ``amos_fairseq.downstream.words.views.add_cross_views`` adds another term. The log has the scores of
     ``amos tag`` (``schemes.py``), where words that are cut are wrong; of several columns each, with its name, and the
     ``average`` of their main scores. Scores are those of validation alone.
     """
@@ -285,7 +285,7 @@ class DependencyParsingCriterion(LabeledCriterion):
 
     W is the number of words in an update. In validation ``uas`` and ``las`` are those of the most likely edge of each word,
     which may be no tree; ``amos parse`` scores trees. With the task's ``--views``,
-    :func:`~amos_fairseq.downstream.words.views.add_cross_views` adds another term.
+    ``amos_fairseq.downstream.words.views.add_cross_views`` adds another term.
     """
 
     def __init__(self, task: Any) -> None:
@@ -337,7 +337,7 @@ def log_loss(logging_outputs: list[dict[str, Any]]) -> dict[str, float]:
 
 
 def count_right(column: Column, logits: Tensor, sentences: dict[str, Any]) -> Counter[str]:
-    """Return the sums of :meth:`Column.count` over ``sentences``, of which the logits are [B,W,labels]."""
+    """Return the sums of ``Column.count`` over ``sentences``, of which the logits are [B,W,labels]."""
     kept = sentences["target"].ne(NO_LABEL).sum(1).tolist()
     counts = column.count([], [])  # the same keys without a sentence
     for gold, predicted, num_kept in zip(sentences["labels"], logits.argmax(-1).tolist(), kept, strict=True):

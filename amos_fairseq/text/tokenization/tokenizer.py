@@ -46,7 +46,7 @@ def spell_piece(piece: str) -> str:
 
     fairseq splits encoded lines at whitespace. Whitespace inside a piece, and the first character of a piece that equals one of
     fairseq's symbols (text about HTML makes ``<s>`` a frequent word), are therefore written as ``\x{hexadecimal code}``.
-    Different pieces have different spellings, which are never empty; :func:`unspell_piece` is the inverse.
+    Different pieces have different spellings, which are never empty; ``unspell_piece`` is the inverse.
     """
     if not piece:
         return r"\x{}"
@@ -56,7 +56,7 @@ def spell_piece(piece: str) -> str:
 
 
 def unspell_piece(spelling: str) -> str:
-    """Return the piece that :func:`spell_piece` wrote as ``spelling``."""
+    """Return the piece that ``spell_piece`` wrote as ``spelling``."""
     if "\\" not in spelling:
         return spelling
     return _ESCAPED.sub(lambda match: chr(int(match.group(1), 16)) if match.group(1) else "", spelling)
@@ -94,7 +94,7 @@ class Tokenizer(abc.ABC):
 
     @abc.abstractmethod
     def encode_lines(self, lines: list[str]) -> list[list[str]]:
-        """Return the pieces of each line, in dictionary spelling. Faster than :meth:`encode` on each, with equal results."""
+        """Return the pieces of each line, in dictionary spelling. Faster than ``encode`` on each, with equal results."""
 
     @abc.abstractmethod
     def decode(self, pieces: list[str]) -> str:
@@ -173,7 +173,7 @@ class Tokenizer(abc.ABC):
     def encode_words(
         self, words: Sequence[str], spaces: Sequence[bool] | None = None
     ) -> tuple[list[int], list[tuple[int, int]]]:
-        """Return the ids of the text of :func:`join_words`, and for each word the half-open range of its pieces.
+        """Return the ids of the text of ``join_words``, and for each word the half-open range of its pieces.
 
         These cover one of its characters; a lone word mark before them covers none. A piece that begins in an earlier word is
         left out if the word has another one, so that the first piece tells words apart where it can. A word of which no piece
@@ -206,7 +206,7 @@ class Tokenizer(abc.ABC):
 
     @functools.cached_property
     def sha256(self) -> str:
-        """``directory_sha256`` of the files that :meth:`save` writes, independent of where the tokenizer was read from."""
+        """``directory_sha256`` of the files that ``save`` writes, independent of where the tokenizer was read from."""
         with tempfile.TemporaryDirectory() as directory:
             self.save(directory)
             return directory_sha256(directory)
@@ -240,7 +240,7 @@ def read_dictionary_symbols(path: Path) -> list[str]:
 
 
 def tidy_spans(line: str, aligned: Iterable[AlignedPiece]) -> list[AlignedPiece]:
-    """Convert the spans of a tokenizer library to those of :meth:`Tokenizer.encode_with_offsets`: without spaces at the ends,
+    """Convert the spans of a tokenizer library to those of ``Tokenizer.encode_with_offsets``: without spaces at the ends,
     a lone word mark empty, a character that a normalizer expands (a ligature) whole for each of its pieces, and with the
     combining marks behind a piece that a normalizer removes."""
     pieces = [_tidy(line, *piece) for piece in aligned]

@@ -127,7 +127,7 @@ def parse_tasks(text: str, known: Iterable[str] = SCORED, everything: Iterable[s
 def tasks_in(
     folder: Path, text: str, known: Iterable[str], everything: Iterable[str], is_there: Callable[[str], bool], done: str
 ) -> list[str]:
-    """Parse a list of tasks as :func:`parse_tasks`. ``ALL`` leaves out those that are not in ``folder``, with a line that says
+    """Parse a list of tasks as ``parse_tasks``. ``ALL`` leaves out those that are not in ``folder``, with a line that says
     that they are not ``done``; without any, all are returned, and the first one is reported as missing."""
     tasks = parse_tasks(text, known, everything)
     if text.strip().lower() != "all" or not any(map(is_there, tasks)):
