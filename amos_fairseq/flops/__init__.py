@@ -318,8 +318,7 @@ def inference_flops(model: nn.Module, length: int) -> int | None:
         return None
     tokens = torch.full((1, length), model.vocabulary.end, device=DEVICE)
     model.eval()
-    with torch.no_grad():
-        flops = count_matmuls(lambda: model.extract_features(tokens))["Global"]
+    flops = count_matmuls(lambda: model.extract_features(tokens))["Global"]
     model.train()
     return flops
 

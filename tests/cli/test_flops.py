@@ -33,6 +33,12 @@ def test_name_path_and_overrides_describe_one_recipe(capsys: pytest.CaptureFixtu
     assert by_path | {"config": "mlm_tiny"} == by_name
 
 
+def test_inference_of_debertas_encoder(capsys: pytest.CaptureFixture) -> None:
+    """6 layers of width 128 over 128 tokens, each with 2 x 255 projected rows of positions, met by queries and by keys."""
+    layer = 24 * 128 * 128**2 + 4 * 128**2 * 128 + 2 * 2 * 255 * 128**2 + 2 * 2 * 128 * 255 * 128
+    assert flops(capsys, "electra_deberta_mini")["inference"]["total"] == 6 * layer
+
+
 def test_run_is_counted_with_its_own_settings_and_vocabulary(capsys: pytest.CaptureFixture, tmp_path: Path) -> None:
     write_run(tmp_path)
     state = torch.load(tmp_path / "checkpoint_last.pt", weights_only=True)
