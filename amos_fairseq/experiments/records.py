@@ -130,6 +130,10 @@ def spread_of(values: Sequence[float]) -> Spread:
     return Spread(statistics.median(values), deviation, len(values))
 
 
+def spreads_of(results: Sequence[RunResult]) -> dict[str, Spread]:
+    return {name: spread_of([result.scores[name] for result in results]) for name in results[0].scores}
+
+
 def format_spread(spread: Spread | None, score: str = "") -> str:
     """Return the cell of a score: percent with one decimal, or a mean squared error with three digits."""
     if spread is None:
@@ -172,10 +176,11 @@ class TaskSummary:
     def of_record(
         cls, scores: dict[str, Any], best: dict[str, Any], beside: dict[str, Any], **others: Any
     ) -> "TaskSummary":
-        spreads, *more = (
-            {name: Spread(**spread) for name, spread in each.items()} for each in (scores, *beside.values())
-        )
-        return cls(scores=spreads, best=RunResult(**best), beside=dict(zip(beside, more, strict=True)), **others)
+        def read(spreads: dict[str, Any]) -> dict[str, Spread]:
+            return {name: Spread(**spread) for name, spread in spreads.items()}
+
+        more = {trial: read(spreads) for trial, spreads in beside.items()}
+        return cls(scores=read(scores), best=RunResult(**best), beside=more, **others)
 
     @property
     def main(self) -> Spread:
@@ -194,14 +199,10 @@ def summarize(results: Sequence[RunResult]) -> dict[str, TaskSummary]:
     for task, by_trial in by_task.items():
         order = sorted(by_trial, key=lambda name: -statistics.median(result.main for result in by_trial[name]))
         trained = [name for name in order if name != LINEAR]
-        shown = [order[0], *(trained[:1] if order[0] == LINEAR else [LINEAR] * (LINEAR in by_trial))]
-        scores, *beside = (
-            {name: spread_of([result.scores[name] for result in by_trial[trial]]) for name in by_trial[trial][0].scores}
-            for trial in shown
-        )
+        beside = trained[:1] if order[0] == LINEAR else [name for name in order if name == LINEAR]
+        scores, more = spreads_of(by_trial[order[0]]), {name: spreads_of(by_trial[name]) for name in beside}
         best = best_run([result for trial_results in by_trial.values() for result in trial_results])
-        beside = dict(zip(shown[1:], beside, strict=True))
-        summaries[task] = TaskSummary(best.main_score, shown[0], len(trained), scores, best, beside)
+        summaries[task] = TaskSummary(best.main_score, order[0], len(trained), scores, best, more)
     return summaries
 
 

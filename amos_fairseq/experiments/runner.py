@@ -85,10 +85,10 @@ class RunProgress:
                 epoch = math.ceil(record["update"] / schedule.updates_per_epoch)
         if update and self.first is None:
             self.first = update, monotonic()
-        if self.estimate is not None and self.first is not None and monotonic() - self.first[1] > SECONDS_TO_MEASURE:
-            seconds, self.estimate, estimate = monotonic() - self.first[1], None, self.estimate
-            if update > self.first[0]:
-                estimate(seconds / (update - self.first[0]))
+        num_updates, seconds = (update - self.first[0], monotonic() - self.first[1]) if self.first else (0, 0.0)
+        if self.estimate is not None and num_updates and seconds > SECONDS_TO_MEASURE:
+            self.estimate(seconds / num_updates)
+            self.estimate = None
         place = f"epoch {min(epoch, schedule.num_epochs)} of {schedule.num_epochs}"
         self.bar.set_description(f"{self.run.label}, {place}", refresh=False)
         self.bar.set_postfix_str(", ".join(self.values.values()), refresh=False)

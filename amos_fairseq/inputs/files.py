@@ -180,7 +180,7 @@ def _of_all_lines(rest: Iterable[bytes], num_utf8: int) -> str:
         except UnicodeDecodeError:
             num_others += 1
     if not num_utf8:
-        return f", and no line is, but for ASCII: convert the whole file from its encoding; {FORMS}"
+        return f", and the rest of the file is ASCII or like it: convert the whole file from its encoding; {FORMS}"
     counts = f" (lines like it: {num_others:,}; lines of UTF-8, without ASCII: {num_utf8:,})"
     if num_utf8 < 10 * num_others:  # iconv -c would remove letters from much of the text
         return f"{counts}: the file mixes encodings: convert its parts before they are joined"

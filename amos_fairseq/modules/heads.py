@@ -214,18 +214,12 @@ class ClassificationHead(nn.Module):
         """[B,T,D], and [B,T] bool, True at padding (None: there is none) -> logits [B, classes]."""
         return self.classify(pool(states, padding_mask, self.pooling))
 
-    def features(self, states: Tensor, padding_mask: Tensor | None = None) -> Tensor:
-        """Return what the output layer reads: as for ``forward`` -> [B,D]."""
-        return self.hidden(pool(states, padding_mask, self.pooling))
-
-    def hidden(self, pooled: Tensor) -> Tensor:
-        """One vector for each sequence, [B,D] -> [B,D]."""
-        pooled = self.dropout(transformed(pooled, self.transform))
-        return pooled if self.dense is None else self.dropout(self.activation(self.dense(pooled)))
-
     def classify(self, pooled: Tensor) -> Tensor:
         """One vector for each sequence, [B,D] -> logits [B, classes]."""
-        output = self.output(self.hidden(pooled))
+        pooled = self.dropout(transformed(pooled, self.transform))
+        if self.dense is not None:
+            pooled = self.dropout(self.activation(self.dense(pooled)))
+        output = self.output(pooled)
         if self.scale_bits is None:
             return output
         mean, deviation = self.scale_bits.view(torch.float64).float()

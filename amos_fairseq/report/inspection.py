@@ -30,10 +30,8 @@ from amos_fairseq.output.terminal import progress_bar
 from amos_fairseq.text.tokenization.tokenizer import Tokenizer
 
 TOKENS_AT_ONCE = 4096  # in one forward pass
-LONGEST_TEXT, LINES_TOGETHER = (
-    1_000_000,
-    100,
-)  # characters that are encoded, several times what the losses need; a group
+LONGEST_TEXT = 1_000_000  # characters that are encoded, several times what the losses need
+LINES_TOGETHER = 100  # of a group
 
 
 class Prediction(NamedTuple):

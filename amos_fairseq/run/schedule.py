@@ -76,10 +76,11 @@ class Epochs(Hook):
             trainer.lr_step_update()
         warmup, end = (getattr(of_rate, name, 0) or 0 for name in ("warmup_updates", "total_num_update"))
         text = f"the run ends at update {length:,}, the warm-up of its learning rate at {warmup:,}"
-        if warmup >= length or (end and abs(end - length) > MOST_DIFFERENT * length):
+        is_off = warmup >= length or (end and abs(end - length) > MOST_DIFFERENT * length)
+        if is_off:
             text += f", the decay at {end:,.0f}: give --warmup-updates and --total-num-update (of lr_scheduler) for {length:,}"
         if distributed_utils.get_global_rank() == 0:
-            logger.log(logging.WARNING if "give" in text else logging.INFO, text)
+            logger.log(logging.WARNING if is_off else logging.INFO, text)
 
     def after_update(self, trainer: Any, logged: dict[str, Any] | None) -> None:
         if logged is None and (schedule := schedule_of(trainer)) is not None:

@@ -15,7 +15,6 @@ import numpy as np
 from torch import Tensor
 
 from amos_fairseq.checkpoints.read import LoadedCheckpoint, load_checkpoint
-from amos_fairseq.downstream.model import TEXT_HEAD
 from amos_fairseq.downstream.texts.dataset import (
     UNKNOWN_CLASS,
     ShortenedTexts,
@@ -24,7 +23,7 @@ from amos_fairseq.downstream.texts.dataset import (
     read_task_record,
 )
 from amos_fairseq.downstream.texts.labeling import label_table, predict_logits, spell_predictions
-from amos_fairseq.downstream.texts.linear import MOST_ROWS, fit_head
+from amos_fairseq.downstream.texts.linear import MOST_ROWS, OUTPUT_LAYER, fit_head
 from amos_fairseq.downstream.texts.prepare import NAME, prepare_inside
 from amos_fairseq.downstream.texts.scores import (
     HEADINGS,
@@ -45,22 +44,13 @@ from amos_fairseq.experiments.benchmark import (
     usable_folder,
 )
 from amos_fairseq.experiments.recipes import Hyperparameters, different
-from amos_fairseq.experiments.records import (
-    ConstantScores,
-    RunResult,
-    Spread,
-    Summaries,
-    content_sha256,
-    format_spread,
-)
-from amos_fairseq.experiments.table import export_notice, run_and_print
+from amos_fairseq.experiments.records import ConstantScores, RunResult, Summaries, content_sha256
+from amos_fairseq.experiments.table import MOST_PRINTED, export_notice, run_and_print
 from amos_fairseq.files import csv_lines, write_text
-from amos_fairseq.models.pretraining import CLASSIFICATION
 from amos_fairseq.output.terminal import Table
 from amos_fairseq.text.prepared_data import PREPARE_AGAIN
 from amos_fairseq.untrusted import read_text
 
-MOST_CONFUSED = 20  # classes of a table of what is confused
 CONSTANTS = {"classes": "most frequent class", "labels": "most frequent labels", "number": "mean of training"}
 # The fields of task.json that, with the source files, determine the data.
 IDENTITY_FIELDS = ("task", "kind", "labels", "tokenizer_sha256", "settings")
@@ -273,8 +263,7 @@ def main(args: argparse.Namespace) -> None:
     out = usable_folder(session.out)
     with session.preparing() as tokenizer:
         data = prepare_inside(out, args.tables, tokenizer)
-    classification = open_classification(session, data)
-    run_and_print(classification)
+    run_and_print(open_classification(session, data))
 
 
 def open_classification(session: Session, data: Path) -> "Classification":
@@ -326,7 +315,8 @@ class Classification(TextBenchmark):
     def fit(self, task: str, checkpoint: Path, device: str, stop: threading.Event) -> dict[str, Tensor]:
         data, loaded = self.prepared[task], load_checkpoint(checkpoint)
         rows = data.inputs("train", self.max_positions, loaded.separator)
-        return fit_head(loaded, rows, data.labels("train"), data.kind, device, stop)
+        texts = [rows[index] for index in range(len(rows))]
+        return fit_head(loaded, texts, data.labels("train"), data.kind, device, stop)
 
     def calibration(self, logits: np.ndarray, labels: np.ndarray) -> dict[str, float]:
         """Return the calibration error before and after the temperature, and the temperature, which is fitted to the rows."""
@@ -339,35 +329,32 @@ class Classification(TextBenchmark):
 
     def calibrated(self, weights: dict[str, Tensor], scores: Mapping[str, float]) -> dict[str, Tensor]:
         """Divide the logits by the temperature: probabilities change, predictions do not."""
-        divisor, names = (
-            scores.get("temperature", 1.0),
-            [f"{CLASSIFICATION}{TEXT_HEAD}.output.{end}" for end in ("weight", "bias")],
-        )
-        return weights | {name: weights[name].float() / divisor for name in names}
+        if "temperature" not in scores:
+            return weights
+        names = (f"{OUTPUT_LAYER}.weight", f"{OUTPUT_LAYER}.bias")
+        return weights | {name: weights[name].float() / scores["temperature"] for name in names}
 
     def details(self, summaries: Summaries, stop: threading.Event) -> list[Table]:
         """Return the scores of the best run on the test set, its scores of each class, and what it confuses; write
         ``predictions.test.tsv``."""
-        data, best, device = self.prepared[NAME], summaries[NAME].best, self.session.devices[0]
+        data, best = self.prepared[NAME], summaries[NAME].best
         loaded, tables = load_checkpoint(best.checkpoint_in(self.session.out)), []
         for split, name in (("valid", "dev"), ("test", "test")):
             if split not in data.record["splits"]:
                 continue
-            logits = data.logits(loaded, split, self.max_positions, device, stop)
+            logits = data.logits(loaded, split, self.max_positions, self.session.devices[0], stop)
             labels, predictions = data.labels(split), predictions_of(data.kind, logits)
             if split == "test":
                 self.write_predictions(data, split, name, logits, loaded.file.parent)
-                scores = data.score(predictions, labels)
-                if data.kind == "classes":
-                    scores["ece"] = calibration_error(logits, labels)
-                shown = [[format_spread(Spread(value, None, 1), score) for score, value in scores.items()]]
-                row = f"{self.label_column}: best run on dev"
-                heads = ["", *(HEADINGS[score] for score in scores)]
-                tables.append(Table(f"{self.label_column}, test", heads, [[row, *shown[0]]]))
+                ece = {"ece": calibration_error(logits, labels)} if data.kind == "classes" else {}
+                scores = ConstantScores(len(labels), {"best run on dev": data.score(predictions, labels) | ece})
+                heads = {score: heading for score, heading in self.columns.items() if score != "ece_before"}
+                row = [f"{self.label_column}: best run on dev", *scores.cells("best run on dev", list(heads))]
+                tables.append(Table(f"{self.label_column}, test", ["", *heads.values()], [row]))
             if data.kind != "number":
                 rows = scores_of_classes(predictions, labels, data.label_names)
                 tables.append(Table(f"{data.kind} of {name}", ["", "precision", "recall", "F1", "rows"], rows))
-            if data.kind == "classes" and len(data.label_names) <= MOST_CONFUSED:
+            if data.kind == "classes" and len(data.label_names) <= MOST_PRINTED:
                 tables.append(confusion(predictions, labels, data.label_names, name))
         return tables
 

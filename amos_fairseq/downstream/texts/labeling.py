@@ -110,9 +110,8 @@ def label_table(
                 predicted = (cells | more for cells, more in zip(predictions, spelled, strict=True))
                 counted["cut"] += num_cut
             for (_, values), row in zip(chunk, inputs, strict=True):
-                yield values | {
-                    name: cells.get(name) for cells in [next(predicted) if any(row) else {}] for name in added
-                }
+                cells = next(predicted) if any(row) else {}
+                yield values | {name: cells.get(name) for name in added}
             counted["rows"] += len(chunk)
             counted["with text"] += len(with_text)
             bar.update(len(chunk))

@@ -5,52 +5,44 @@ With a hundred rows it can be better than fine-tuning, and it takes seconds.
 
 import threading
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from amos_fairseq.checkpoints.read import LoadedCheckpoint
-from amos_fairseq.downstream.labeled_task import pad_tokens
 from amos_fairseq.downstream.model import TEXT_HEAD, scale_of
-from amos_fairseq.downstream.prediction import predict
-from amos_fairseq.downstream.texts.dataset import ShortenedTexts
+from amos_fairseq.downstream.texts.labeling import predict_logits
 from amos_fairseq.models.pretraining import CLASSIFICATION
 
 MOST_ROWS = 5_000  # of more rows fine-tuning is better; measured: docs/classification.md
+OUTPUT_LAYER = f"{CLASSIFICATION}{TEXT_HEAD}.output"  # in a checkpoint
 INVERSE_PENALTY = 0.03  # scikit-learn's C; ours, found on 500 and 3,000 rows of sentence polarity with all-MiniLM
 
 
 def fit_head(
-    loaded: LoadedCheckpoint, rows: ShortenedTexts, targets: np.ndarray, kind: str, device: str, stop: threading.Event
+    loaded: LoadedCheckpoint, rows: Sequence[Tensor], targets: np.ndarray, kind: str, device: str, stop: threading.Event
 ) -> dict[str, Tensor]:
     """Return the weights of the output layer of the head for texts, by their names in the checkpoint.
 
     Args:
-        rows: the texts to train on.
+        loaded: the checkpoint; its model loses the layer.
+        rows: the texts to train on, LongTensors [L].
         targets: classes [N] int64; labels [N, labels] bool; or numbers [N] float64.
     """
-    model, tokens = loaded.model, [rows[index] for index in range(len(rows))]
-    head = model.classification_heads[TEXT_HEAD]
-
-    def inputs(indices: list[int]) -> dict[str, Any]:
-        return pad_tokens([tokens[index] for index in indices])
-
-    def read_out(output: tuple[Tensor, None], indices: list[int]) -> np.ndarray:
-        states = output[0]  # [B,T,D]
-        lengths = torch.tensor([len(tokens[index]) for index in indices], device=states.device)
-        padding = torch.arange(states.size(1), device=states.device) >= lengths[:, None]
-        with torch.inference_mode():
-            return head.features(states, padding).double().cpu().numpy()
-
-    states = np.stack(predict(model, list(map(len, tokens)), inputs, read_out, device, stop))
+    head = loaded.model.classification_heads[TEXT_HEAD]
     if kind == "number":
         mean, deviation = scale_of(head.scale_bits)
         targets = (targets - mean) / deviation
+    head.output, head.scale_bits = nn.Identity(), None
+    states = predict_logits(loaded, rows, device, stop)
     weight, bias = linear_layer(kind, states, targets)
-    name = f"{CLASSIFICATION}{TEXT_HEAD}.output"
-    return {f"{name}.weight": torch.from_numpy(weight).float(), f"{name}.bias": torch.from_numpy(bias).float()}
+    return {
+        f"{OUTPUT_LAYER}.{name}": torch.from_numpy(value).float()
+        for name, value in (("weight", weight), ("bias", bias))
+    }
 
 
 def linear_layer(kind: str, states: np.ndarray, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -78,10 +70,9 @@ def linear_layer(kind: str, states: np.ndarray, targets: np.ndarray) -> tuple[np
     if kind == "number":
         return fitted(RidgeCV(np.logspace(0, 5, 11)), targets)
     if kind == "labels":
-        rows = [classifier(column) for column in targets.T]
-        return np.concatenate([weight for weight, _ in rows]), np.concatenate([bias for _, bias in rows])
+        weights, biases = zip(*map(classifier, targets.T), strict=True)
+        return np.concatenate(weights), np.concatenate(biases)
     weight, bias = classifier(targets)
-    # The softmax of (-z/2, z/2) is the sigmoid of z.
-    return (
-        (weight, bias) if len(bias) > 1 else (np.concatenate([-weight, weight]) / 2, np.concatenate([-bias, bias]) / 2)
-    )
+    if len(bias) == 1:  # the softmax of (-z/2, z/2) is the sigmoid of z
+        weight, bias = np.concatenate([-weight, weight]) / 2, np.concatenate([-bias, bias]) / 2
+    return weight, bias
