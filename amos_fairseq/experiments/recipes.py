@@ -41,6 +41,7 @@ CHOICES = {
     "pooling": POOLINGS,
     "num_separators": (1, 2),
     "checkpoint": ("best", "last"),
+    "linear": (False,),  # a recipe has the trained settings, and amos classify adds the linear ones: as_linear()
 }
 COUNT, SIZE, POSITIVE, SHARE = "0 or more", "1 or more", "above 0", "0 or more and below 1"
 
@@ -80,9 +81,7 @@ class Hyperparameters:
     min_updates_per_label: int = setting(0, "of a table of texts: as many for each label, if that is more", COUNT)
     pooling: str = setting("first", "what the head of texts reads: the state of the first token, or the mean of all")
     freeze_encoder: bool = setting(False, "train the head alone")
-    linear: bool = setting(
-        False, "of texts: fit the output layer of a linear head to the frozen states, by scikit-learn"
-    )
+    linear: bool = setting(False, "of amos classify: scikit-learn fits the output layer to the frozen states")
     label_smoothing: float = setting(0.0, "of words: share of a label that is spread over all in training", SHARE)
     views: str = setting("", "of words: cross-view training; see SequenceTaggingConfig")
     unlabeled_start: float = setting(0.1, "of views: share of the updates before they train the encoder", SHARE)

@@ -223,6 +223,7 @@ def test_errors_of_a_recipe(tmp_path):
         (f"tasks: {{CoLA: {{{COMPLETE}, momentum: 1}}}}", "CoLA.momentum: Key 'momentum' not in"),
         (f"tasks: {{CoLA: {{{COMPLETE.replace('0.1', '1/0')}}}}}", "CoLA.warmup: Value '1/0'"),
         (f"tasks: {{CoLA: {{{COMPLETE}, head: deep}}}}", "head deep must be dense or linear"),
+        (f"tasks: {{CoLA: {{{COMPLETE}, linear: true}}}}", "linear True must be False"),
         (f"tasks: {{CoLA: {{{COMPLETE}, min_updates: -1}}}}", "--min-updates -1 must be 0 or more"),
         (f"tasks: {{CoLA: {{{COMPLETE}, adam_betas: [0.9]}}}}", "must be two numbers"),
         (f"tasks: {{CoLA: {{{COMPLETE}, bias_correction: 2.5}}}}", "bias_correction: Value '2.5'"),

@@ -26,7 +26,11 @@ TEXTS = [
     ("none.txt", None, ": no such file"),
     ("empty.txt", b"", "contains no text"),
     ("blank.txt", b" \n\n", "contains no text"),
-    ("latin.txt", b"one\nsecond caf\xe9\n", "line 2 is not UTF-8, and the rest of the file is ASCII or like it: convert the whole"),
+    (
+        "latin.txt",
+        b"one\nsecond caf\xe9\n",
+        "line 2 is not UTF-8, and the rest of the file is ASCII or like it: convert the whole",
+    ),
     ("mixed.txt", b"\xc3\xa9\n\xe9\n", " (lines like it: 1; lines of UTF-8, without ASCII: 1): the file mixes enc"),
     ("cut.txt.gz", gzip.compress(TEXT * 999)[:-12], "is damaged"),
     ("more.txt.gz", gzip.compress(TEXT) + b"other bytes", "is damaged"),
