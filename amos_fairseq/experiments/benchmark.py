@@ -53,7 +53,7 @@ OF_ENCODER = {"modernbert": {"attention_dropout": 0.0}}
 OF_HEAD = {"lr": 1e-3, "layer_wise_lr_decay": 1.0}
 # Settings of single objectives that decide which encoder of a checkpoint is fine-tuned.
 BRANCH_FIELDS = {"representation", "task_heads", "mws_loss_weight", "rtd_loss_weight"}
-OF_RECIPE = {"dropout", "attention_dropout", "pooler_dropout"}
+OF_RECIPE = {"dropout", "attention_dropout", "pooler_dropout", "pooling"}
 MODEL_FIELDS = ({field.name for field in dataclasses.fields(EncoderConfig)} | BRANCH_FIELDS) - OF_PROCESS - OF_RECIPE
 # Hyperparameters with a flag of their own; --set has all.
 FLAGS = ("lr", "epochs", "batch_size", "min_updates", "pooling", "freeze_encoder", "views")
@@ -70,6 +70,7 @@ class PretrainedCheckpoint:
     task_state: dict[str, Any]  # the stored hashes of tokenizer and dictionary
     num_updates: int
     from_scratch: bool = False  # runs start from random weights, with nothing but the architecture
+    pooling: str = "first"  # of a folder that says how its states are pooled, or of the training before
     source: str = ""  # where imported weights come from, and how they were trained further; empty if none were imported
 
     @property
@@ -106,7 +107,8 @@ def read_pretrained_checkpoint(checkpoint: str | Path, from_scratch: bool = Fals
         if first and not source:
             source = f"{first}, then {num_updates:,} updates ({settings['_name']})"
     sha256, arch = file_sha256(file), settings["_name"]
-    return PretrainedCheckpoint(file, sha256, arch, model, header["task_state"], num_updates, from_scratch, source)
+    more = {"pooling": settings["pooling"], "source": source}
+    return PretrainedCheckpoint(file, sha256, arch, model, header["task_state"], num_updates, from_scratch, **more)
 
 
 @dataclass(frozen=True)
@@ -159,17 +161,20 @@ def session_from(args: argparse.Namespace) -> Session:
         overrides |= OmegaConf.to_container(OmegaConf.from_dotlist(args.overrides))
     except (OmegaConfBaseException, YAMLError) as error:
         raise UserError(f"--set {' '.join(args.overrides)}: give NAME=VALUE, such as weight_decay=0.01") from error
-    recipe, overrides = recipe_for(start, args.recipe, overrides)
+    of_checkpoint = {"pooling": start.pooling} if "pooling" in args and start.pooling != "first" else {}
+    recipe, overrides = recipe_for(start, args.recipe, overrides, of_checkpoint)
     seeds, out = tuple(range(1, args.seeds + 1)), Path(args.out).resolve()
     return Session(start, recipe, overrides, seeds, out, devices, precision, args.keep_checkpoints)
 
 
-def recipe_for(start: PretrainedCheckpoint, name: str, overrides: dict[str, Any]) -> tuple[Recipe, dict[str, Any]]:
-    """Return a recipe for an encoder, and the values that replace those of the recipe: ``overrides`` and what the encoder, or a
-    head alone, needs."""
+def recipe_for(
+    start: PretrainedCheckpoint, name: str, overrides: dict[str, Any], of_checkpoint: dict[str, Any]
+) -> tuple[Recipe, dict[str, Any]]:
+    """Return a recipe for an encoder, and the values that replace those of the recipe: ``overrides``, those of the checkpoint,
+    and what the encoder, or a head alone, needs."""
     if name in recipe_names():  # a user's own recipe may be meant for this encoder
         head_settings = OF_HEAD if overrides.get("freeze_encoder") else {}
-        overrides = OF_ENCODER.get(str(start.model["encoder"]), {}) | head_settings | overrides
+        overrides = OF_ENCODER.get(str(start.model["encoder"]), {}) | of_checkpoint | head_settings | overrides
     width = int(start.model["encoder_embed_dim"])
     size = size_for_width(width)
     return load_recipe(name, size, overrides, width), overrides

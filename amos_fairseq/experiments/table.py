@@ -118,6 +118,9 @@ def settings_in_words(session: Session) -> str:
         f"{name} {str(value).lower() if isinstance(value, bool | str) else f'{value:g}'}"
         for name, value in session.overrides.items()
     ]
+    if session.overrides.get("pooling") == (start := session.checkpoint).pooling != "first":
+        whose = "folder" if start.num_updates == 0 and start.source else "checkpoint"
+        values = [f"{each} (the {whose}'s)" if each.startswith("pooling ") else each for each in values]
     values_of_size = f"; values for {recipe.size} models" if recipe.size else ""
     changed = f"; instead of its own: {', '.join(values)}" if values else ""
     return f"recipe {Path(recipe.name).name} ({recipe.description}{values_of_size}){changed}"

@@ -108,6 +108,8 @@ _RENAMED = {
     ".safetensors": "from safetensors.torch import *; w = load(open(f, 'rb').read()); save_file({}, f, dict(format='pt'))",
 }
 _ENCODER = re.compile(r"sentence_transformers(?:\.\w+)*\.Transformer ((?:\d+_\w+)?)", re.ASCII)
+_POOLING = re.compile(r"sentence_transformers(?:\.\w+)*\.Pooling (\d+_\w+)", re.ASCII)
+_MODE = "pooling_mode_"  # of earlier versions, which have a setting for each
 
 
 @dataclass(frozen=True)
@@ -155,7 +157,7 @@ def import_folder(
         tokenizer: folder of the tokenizer, if it is another.
     """
     name = path.absolute().name or path.resolve().name
-    path, remarks = find_encoder(path)
+    pooling, (path, remarks) = folder_pooling(path), find_encoder(path)
     folder = read_folder(path)
     arch = arch or default_arch(folder)
     objective = arch.partition("_")[0]
@@ -163,7 +165,7 @@ def import_folder(
         refuse_generator(generator, f"--arch {arch} is not an electra_*")
     folder_tokenizer = read_folder_tokenizer(tokenizer or path, folder.config.vocab_size)
     ids = row_map(folder_tokenizer)
-    settings = encoder_settings(folder.family, folder.config)
+    settings = encoder_settings(folder.family, folder.config) | ({"pooling": pooling} if pooling else {})
     head = head_to_import(folder, objective)
     weights, unexpected_keys = from_hugging_face(folder.family, folder.weights, [head] if head else [])
     generator_weights: Weights = {}
@@ -195,7 +197,10 @@ def import_folder(
         raise UserError(f"{path} lacks weights of its configuration ({missing[0].removeprefix(prefix)}): {_SAME_MODEL}")
     remarks += vocabulary_remarks(folder_tokenizer.dictionary_symbols, ids, len(weights["embed_tokens.weight"]))
     if weights.keys() & POOLER.keys():
-        remarks.append("the pooler is kept: a classification head starts from it, and amos export writes it again")
+        start = "a classification head of --pooling first" if pooling else "a classification head"
+        remarks.append(f"the pooler is kept: {start} starts from it, and amos export writes it again")
+    if pooling:
+        remarks.append("its states are pooled by their mean: amos classify does so, too (--pooling mean)")
     return Imported(config, model, folder_tokenizer, source, newly_initialized, unexpected_keys, remarks)
 
 
@@ -210,7 +215,18 @@ def find_encoder(path: Path) -> tuple[Path, list[str]]:
     match = _ENCODER.fullmatch(described)
     if match is None:
         raise UserError(f"{path / _MODULES} does not begin with a text encoder ({described[:100]!a}): {WHOLE_FOLDER}")
-    return path / match[1], ["sentence-transformers: pooling and what else follows the encoder are not kept"]
+    return path / match[1], ["sentence-transformers: what follows the encoder is not kept, but for the mean as pooling"]
+
+
+def folder_pooling(path: Path) -> str:
+    """Return "mean" for a folder of sentence-transformers that pools states by their mean alone, else ""."""
+    modules = read_json(path / _MODULES, WHOLE_FOLDER, list, optional=True, **LAST_KEYS) or []
+    described = [f"{module.get('type')} {module.get('path')}" for module in modules if isinstance(module, dict)]
+    folders = [match[1] for each in described if (match := _POOLING.fullmatch(each))]
+    config = read_json(path / folders[0] / CONFIG_FILE, WHOLE_FOLDER, optional=True, **LAST_KEYS) if folders else None
+    config = config or {}
+    modes = config.get("pooling_mode", [name for name, on in config.items() if name.startswith(_MODE) and on is True])
+    return "mean" if modes in ("mean", ["mean"], [f"{_MODE}mean_tokens"]) else ""
 
 
 def refuse_other_folder(path: Path) -> None:

@@ -136,7 +136,9 @@ class EncoderConfig(FairseqDataclass):
         "tanh", "activation of a classification head's dense layer; linear: a head without dense layer"
     )
     pooling: ChoiceEnum(list(POOLINGS)) = setting(
-        "first", "fine-tuning: what a classification head reads: the state of the first token, or the mean of all"
+        "first",
+        "what a classification head reads: the state of the first token, or the mean of all; pretraining stores it as the "
+        "default of fine-tuning",
     )
     freeze_encoder: bool = setting(
         False, "fine-tuning: train the head alone; the encoder keeps its weights and has no dropout"
@@ -206,11 +208,11 @@ class DetectorWithMlmConfig(DetectorConfig):
 
 
 DROPOUTS = ("dropout", "attention_dropout", "activation_dropout")
-# Settings of the encoder that only fine-tuning has, with the value that leaves the pretrained model as it is. They have no
-# place in recipes of pretraining.
-OF_FINE_TUNING = {"pooling": "first", "freeze_encoder": False}
+# Settings of the encoder that only fine-tuning has: they have no place in recipes of pretraining. A pretrained model may store
+# the pooling of its fine-tuning, as that of a folder of sentence-transformers.
+OF_FINE_TUNING = ("pooling", "freeze_encoder")
 # Settings of an encoder that are not those of its weights, but of the process that trains or computes.
-OF_PROCESS = {*OF_FINE_TUNING, "_name", "activation_checkpointing", "compile", "cuda_graphs"}
+OF_PROCESS = {"freeze_encoder", "_name", "activation_checkpointing", "compile", "cuda_graphs"}
 OF_PROCESS |= {"deterministic", "encoder_lr_scale", "kernels"}
 
 

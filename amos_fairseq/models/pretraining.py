@@ -20,7 +20,6 @@ from torch.nn.functional import linear
 from amos_fairseq.errors import UserError
 from amos_fairseq.functional.output_layer import Sampler, cross_entropy, output_layer, runs_in_triton
 from amos_fairseq.models.configuration import (
-    OF_FINE_TUNING,
     EncoderConfig,
     PaddedVocabulary,
     embedding_width,
@@ -204,9 +203,8 @@ class PretrainingModel(BaseFairseqModel, abc.ABC):
         super().__init__()
         # register_model() sets __dataclass.
         check_ranges(cfg, getattr(type(self), "__dataclass", EncoderConfig))
-        for name, default in OF_FINE_TUNING.items():
-            if (value := getattr(cfg, name)) != default:
-                raise ValueError(f"--{name.replace('_', '-')} {value!s:.40} is a setting of fine-tuning: leave it out")
+        if cfg.freeze_encoder:
+            raise ValueError("--freeze-encoder True is a setting of fine-tuning: leave it out")
         self.cfg = cfg
         self.vocabulary = vocabulary
         self.embed_tokens = vocabulary.embedding(embedding_width(cfg))

@@ -288,7 +288,7 @@ def test_the_pooler_in_a_folder_of_sentence_transformers_comes_back_after_furthe
     modules("Transformer", folder)(tmp_path / "in")
     main(["import", str(tmp_path / "in"), str(tmp_path / "out" / "model.pt"), "--arch", "mlm_tiny"])
     said = capsys.readouterr().out
-    assert "sentence-transformers: pooling and what else follows the encoder are not kept" in said
+    assert "what follows the encoder is not kept, but for the mean as pooling" in said
     assert "the pooler is kept" in said
     run, state = tmp_path / "run", read_state(tmp_path / "out" / "model.pt")
     model = load_checkpoint(tmp_path / "out" / "model.pt").model

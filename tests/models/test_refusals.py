@@ -13,7 +13,6 @@ REFUSED = {
         ({"encoder_layers": 0}, "--encoder-layers 0 must be above 0"),
         ({"dropout": 1.5}, "--dropout 1.5 must be 0 or more and below 1"),
         ({"freeze_encoder": True}, "--freeze-encoder True is a setting of fine-tuning"),
-        ({"pooling": "mean"}, "--pooling mean is a setting of fine-tuning"),
         ({"local_attention": 8}, "--encoder bert has no local_attention"),
         (MODERN | {"relative_position_scheme": "t5"}, "has rotary positions"),
         (MODERN | {"token_types": 2}, "has no token types"),

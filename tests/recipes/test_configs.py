@@ -295,7 +295,7 @@ def test_every_setting_of_the_plugin_is_in_the_yaml(name: str) -> None:
     }
     for group, dataclass in dataclasses.items():
         defaults = OmegaConf.to_container(OmegaConf.structured(dataclass), resolve=False)
-        own = {key for key, default in defaults.items() if not str(default).startswith("${")} - OF_FINE_TUNING.keys()
+        own = {key for key, default in defaults.items() if not str(default).startswith("${")} - {*OF_FINE_TUNING}
         assert own - {"_name"} == set(recipe[group]) - {"_name"}, group
 
 

@@ -1,5 +1,6 @@
 """What `amos import` writes goes into stock fairseq-train with the flags that it printed: a labelled task, and pretraining."""
 
+import json
 import pickle
 import re
 from pathlib import Path
@@ -15,6 +16,7 @@ import amos_fairseq
 from amos_fairseq.checkpoints.read import load_checkpoint, read_state
 from amos_fairseq.cli.main import main
 from amos_fairseq.errors import UserError
+from amos_fairseq.experiments.benchmark import read_pretrained_checkpoint
 from amos_fairseq.hugging_face.import_folder import load_model
 
 
@@ -124,3 +126,36 @@ def test_a_folder_is_a_checkpoint_of_a_command(tmp_path, capsys):
         UserError, match=r"model\.safetensors has no head for labels \(it has none\): fine-tune it first"
     ):
         encoder.predict(LINES)
+
+
+def test_a_folder_that_pools_states_by_their_mean_is_fine_tuned_so(tmp_path, capsys):
+    """As MiniLM's folder says it, and as sentence-transformers writes it today; no other pooling, and no several ones."""
+    folder, out = tmp_path / "bert", tmp_path / "out"
+    write_model(folder, "bert", "BertModel")
+    types = {"": "sentence_transformers.models.Transformer", "1_Pooling": "sentence_transformers.models.Pooling"}
+    (folder / "modules.json").write_text(json.dumps([{"path": path, "type": kind} for path, kind in types.items()]))
+    (folder / "1_Pooling").mkdir()
+    cls, mean = "pooling_mode_cls_token", "pooling_mode_mean_tokens"
+    for number, (content, pooling) in enumerate(
+        [
+            ({cls: True, mean: False}, "first"),
+            ({cls: True, mean: True}, "first"),
+            ({"pooling_mode": ["mean", "cls"]}, "first"),
+            ({"pooling_mode": "mean"}, "mean"),
+            ({cls: False, mean: True}, "mean"),
+        ]
+    ):
+        (folder / "1_Pooling" / "config.json").write_text(json.dumps(content))
+        main(["import", str(folder), str(tmp_path / str(number) / "bert.pt")])
+        assert read_pretrained_checkpoint(tmp_path / str(number) / "bert.pt").pooling == pooling
+        assert ("(--pooling mean)" in capsys.readouterr().out) == (pooling == "mean")
+    (tmp_path / "rows.tsv").write_text("\n".join(["text\tlabel", *(f"{line}\t{len(line) % 2}" for line in LINES)]))
+    command = ["classify", "--train", str(tmp_path / "rows.tsv"), "--out", str(out), "--cpu", "--epochs", "1"]
+    command += ["--min-updates", "2", "--checkpoint", str(folder)]
+    for pooling, said in (("mean", "pooling mean (the folder's)"), ("first", "pooling first")):
+        main([*command, *(["--pooling", "first"] if pooling == "first" else [])])
+        printed = capsys.readouterr().out
+        recipe = next(line for line in printed.splitlines() if line.startswith("recipe own_labels"))
+        assert said in re.split(r"(?:: |, )", recipe)
+        runs = [read_state(file)["cfg"]["model"] for file in out.glob("runs/*/*/seed1/checkpoint_*.pt")]
+        assert any(model["pooling"] == pooling and model["pooler_activation_fn"] == "tanh" for model in runs)
