@@ -182,11 +182,8 @@ def check_new_folder(path: Path, may_exist: bool) -> None:
 
 @contextlib.contextmanager
 def whole_folder(path: Path, replace: bool = False) -> Iterator[Path]:
-    """Yield an empty folder that is renamed to ``path`` when the body ends, and removed when the body raises.
-
-    Folders that a killed process left behind are removed by the next call. ``replace`` permits a ``path`` that exists, which is
-    removed with everything in it.
-    """
+    """Yield an empty folder that is renamed to ``path`` when the body ends, and removed when the body raises, or by the next
+    call after a process was killed. ``replace`` permits a ``path`` that exists, which is removed with everything in it."""
     prefix = f".{path.name}.unfinished.{socket.gethostname()}."
     for left in abandoned(str(path.with_name(prefix))):
         shutil.rmtree(left, ignore_errors=True)
@@ -279,11 +276,9 @@ def files_sha256(directory: Path) -> dict[str, str]:
 
 
 def directory_sha256(directory: str | os.PathLike) -> str:
-    """Return the hexadecimal sha256 of the names and bytes of the files in ``directory``, sorted by name.
-
-    Subdirectories and names that start with a dot (files of editors and file systems) are excluded. The input is the sha256
-    of each name and of each file, both of fixed length, so two different directories never give the same input.
-    """
+    """Return the hexadecimal sha256 of the names and bytes of the files in ``directory``, sorted by name, without
+    subdirectories and names that start with a dot. The input is the sha256 of each name and file: two different directories
+    never give the same."""
     digest = hashlib.sha256()
     for path in sorted(Path(directory).iterdir(), key=lambda path: path.name):
         if path.is_file() and not path.name.startswith("."):

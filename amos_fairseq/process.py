@@ -10,9 +10,8 @@ Where several such processes need the same imports, each is a :class:`ForkedComm
 
 Two settings make training on a CPU faster, and change no result; a user's own take precedence:
 
-* At the end of a parallel loop, GNU's OpenMP lets threads spin until all are done. On a busy machine they spin for as long as
-  another program has the core: two threads of ``amos_tiny`` beside two busy programs trained 6,300 tokens/s, and 11,800 when
-  they slept instead. On idle cores both trained 25,200.
+* GNU's OpenMP lets threads that wait for others spin, on a busy machine for as long as another program has the core: two
+  threads of ``amos_tiny`` beside two busy programs trained 6,300 tokens/s, and 11,800 when they slept.
 * glibc returns the freed memory of large tensors to the system, which then clears every page of the next ones.
 """
 
@@ -56,11 +55,10 @@ def leave_out_current_folder() -> None:
 
 
 def prepare_streams() -> None:
-    """Open the standard streams that the shell has closed (``>&-``), and let every character be printed.
+    """Open the standard streams that the shell has closed (``>&-``) as /dev/null, and let every character be printed.
 
-    A closed stream becomes /dev/null. Otherwise the next file that is opened would get its number, and what is printed would be
-    written into that file. A terminal shows a question mark for a character that it lacks. What goes to a file or to another
-    program is UTF-8.
+    Otherwise the next file that is opened would get the number of the stream, and what is printed. A terminal shows a question
+    mark for a character that it lacks. What goes to a file or to another program is UTF-8.
     """
     for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
         if getattr(sys, name) is None:
@@ -75,11 +73,8 @@ def prepare_streams() -> None:
 
 
 def end_with_parent() -> None:
-    """End this process when the other end of its standard input is closed: the kernel does that even after SIGKILL.
-
-    SIGTERM lets a training save a checkpoint. /dev/null then replaces the standard input, so that child processes do not
-    inherit the pipe.
-    """
+    """End this process when the other end of its standard input is closed: the kernel does that even after SIGKILL. /dev/null
+    then replaces the standard input, so that child processes do not inherit the pipe."""
     parent = os.dup(0)
     empty = os.open(os.devnull, os.O_RDONLY)
     os.dup2(empty, 0)

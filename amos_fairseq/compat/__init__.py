@@ -81,10 +81,8 @@ PATCHES = {
 
 
 def apply() -> None:
-    """Patch fairseq in place. Called once, when the plugin is imported, before fairseq parses the flags.
-
-    Besides the functions above, this hides a ``torchaudio`` that does not load, and lets PyTorch load what fairseq saves.
-    """
+    """Patch fairseq in place, hide a ``torchaudio`` that does not load, and let PyTorch load what fairseq saves. Called once,
+    when the plugin is imported, before fairseq parses the flags."""
     hide_broken_torchaudio()
     torch.serialization.add_safe_globals([argparse.Namespace, distributed_utils._TensorPlaceholder])
     for patches in PATCHES.values():

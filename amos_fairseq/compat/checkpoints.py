@@ -11,10 +11,9 @@ the next start loads. Its ``torch_persistent_save`` tries three times on one han
 the first try, and renames without fsync. Here every file is written under a temporary name, flushed to disk, and renamed. It
 is tried once, because a second try does not help on a full disk.
 
-Scores. scipy computes ``--best-checkpoint-metric spearman`` or ``pearson`` as a numpy scalar, which reaches the checkpoint as
-the best score: a loader that runs no code from checkpoints refuses that class, and the run could not be resumed. A model that
-predicts one value for all examples has a rank correlation of nan. All of fairseq's comparisons with it are false: after such an
-epoch it forgets the best score and treats the next checkpoint as the best.
+Scores. scipy computes ``--best-checkpoint-metric spearman`` or ``pearson`` as a numpy scalar, a class that the strict loader
+refuses. A model that predicts one value for all examples has a rank correlation of nan, after which fairseq forgets the best
+score and treats the next checkpoint as the best.
 """
 
 import contextlib

@@ -26,11 +26,8 @@ NOT_READ_YET = torch.zeros(())
 
 
 def on_host(values: Any) -> Any:
-    """Copy the tensors in nested lists and dictionaries to the CPU, in one transfer per device.
-
-    A tensor with one element becomes a Python number; others keep shape and dtype. They are sent as float64, so that counts
-    below 2^53 stay exact.
-    """
+    """Copy the tensors in nested lists and dictionaries to the CPU, in one transfer per device, as float64: counts below 2^53
+    stay exact. A tensor with one element becomes a Python number; others keep shape and dtype."""
     joined, layout = join(values)
     return split([fetch(tensor) for tensor in joined], layout)
 

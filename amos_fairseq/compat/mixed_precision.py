@@ -81,12 +81,8 @@ def load_masters(
 
 
 class MasterGradients:
-    """The float32 gradients of an update while its micro-batches are processed.
-
-    Attributes:
-        is_sum: they contain at least one micro-batch.
-        is_exchanged: the last backward pass has already added its gradients here, and those of the other ranks.
-    """
+    """The float32 gradients of an update while its micro-batches are processed. ``is_sum``: they contain at least one.
+    ``is_exchanged``: the last backward pass has already added its gradients here, and those of the other ranks."""
 
     def __init__(self, parameters: list[Tensor], masters: list[Tensor]) -> None:
         self.parameters = parameters

@@ -73,10 +73,8 @@ def apply_patches(patches: Iterable[Patch]) -> None:
 
 
 def patch_starting_scripts() -> None:
-    """Replace what a script calls before it creates its trainer, in the scripts that are running.
-
-    A script imports the plugin while it runs; in a process that a fork server has started, it is imported before the script.
-    """
+    """Replace what the scripts that are running call before they create their trainer. A script imports the plugin while it
+    runs; in a process that a fork server has started, it is imported before the script."""
     _patch_modules(Script.STARTING, (*running_scripts(), *running_hydra_scripts()))
 
 
@@ -143,11 +141,9 @@ def open_without_reading(warm_up: Callable[..., Any], path: str) -> None:
 def share_config_store(
     initialize: Callable[..., None], repository: CachingConfigRepository, delegate: IConfigRepository
 ) -> None:
-    """Replace ``CachingConfigRepository.__init__``, which copies ``delegate`` and with it every configuration class of fairseq.
-
-    The copies take half of the time of a composition. A repository changes its sources, of which it needs a copy, but not
-    the store behind them: ``ConfigStore.load`` returns copies.
-    """
+    """Replace ``CachingConfigRepository.__init__``, which copies ``delegate`` and with it every configuration class of fairseq:
+    half of the time of a composition. A repository changes its sources, but not the store behind them: ``ConfigStore.load``
+    returns copies."""
     store = ConfigStore.instance()
     initialize(repository, None)
     repository.delegate = copy.deepcopy(delegate, {id(store): store})

@@ -97,21 +97,13 @@ def whole_updates(indices: Sequence[int] | np.ndarray, global_batch: int, source
 class BlockBatchIterator(iterators.EpochBatchIterator):
     """fairseq's epoch iterator over equal batches, in the dataset's own order, with a position in blocks.
 
-    Args:
-        batches: equal batches in the order of ``dataset.ordered_indices``; fairseq's second shuffle of whole batches is off,
-            because its result depends on the batch size of a rank.
-        update_freq: micro-batches per update and rank; 1 for validation.
-        settings: fairseq's. Loader processes start again in each epoch: fairseq's persistent ones would never receive
-            ``set_epoch`` and would repeat the masks of the first epoch.
+    fairseq's second shuffle of whole batches is off, because its result depends on the batch size of a rank. Loader processes
+    start again in each epoch: fairseq's persistent ones would never receive ``set_epoch`` and would repeat the masks of the
+    first epoch. ``update_freq``: micro-batches per update and rank; 1 for validation.
     """
 
     def __init__(
-        self,
-        dataset: MaskedBlockDataset,
-        batches: list[list[int]],
-        *,
-        update_freq: int,
-        **settings: int,
+        self, dataset: MaskedBlockDataset, batches: list[list[int]], *, update_freq: int, **settings: int
     ) -> None:
         super().__init__(
             dataset=dataset,
@@ -133,11 +125,8 @@ class BlockBatchIterator(iterators.EpochBatchIterator):
         return self.blocks_per_step * self.update_freq
 
     def _get_iterator_for_epoch(self, *args: Any, **kwargs: Any) -> Any:
-        """Return fairseq's iterator without the reference cycle through its batch sampler.
-
-        The garbage collector, which frees a cycle, destroys a loader's queues before the loader: each of its processes
-        then waits for a timeout of 5 s, in every epoch and validation.
-        """
+        """Return fairseq's iterator without the reference cycle through its batch sampler: the garbage collector, which frees a
+        cycle, destroys a loader's queues before the loader, and each of its processes then waits for a timeout of 5 s."""
         iterator = super()._get_iterator_for_epoch(*args, **kwargs)
         self.epoch_batch_sampler.ordered_batches = None  # no longer needed
         return iterator

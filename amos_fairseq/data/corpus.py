@@ -175,11 +175,8 @@ def add_tokenizer(directories: list[Path], source: Path, vocabulary_file: Path |
 
 
 class MappedBlocks(torch.utils.data.Dataset):
-    """Blocks of a memory-mapped text, each one slice of the file.
-
-    fairseq's ``TokenBlockDataset``, which provides the slices, would read a block paragraph by paragraph and join
-    them: a third of the time of a loader process.
-    """
+    """Blocks of a memory-mapped text, each one slice of the file. ``blocks``, which provides the slices, would read a block
+    paragraph by paragraph and join them: a third of the time of a loader process."""
 
     def __init__(self, text: MMapIndexedDataset, blocks: TokenBlockDataset) -> None:
         self.text = text

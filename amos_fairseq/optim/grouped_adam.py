@@ -56,9 +56,8 @@ class GroupedAdam(FairseqOptimizer):
     lr * X^(n + 1), the heads lr (thesis section 3.3; ``amos_fairseq.modules.encoder.mark_layer_depths``).
     ELECTRA's released code has one step more between heads and top layer: its X^2 is X here, and so on for lower layers.
 
-    Without ``bias_correction`` the moments are not divided by 1 - beta^t: a parameter w changes by
-    -lr (m / (sqrt(v) + eps) + decay w), as in the optimizer of BERT's and ELECTRA's released code. With betas 0.9 and 0.999 the
-    first term is 6.5 times as large at t = 10, 3.2 times at t = 100 and 1.3 times at t = 1,000.
+    Without ``bias_correction`` a parameter w changes by -lr (m / (sqrt(v) + eps) + decay w), as in the optimizer of BERT's and
+    ELECTRA's released code; with betas 0.9 and 0.999 the first term is 6.5 times as large at t = 10, 3.2 times at t = 100.
     """
 
     def __init__(self, cfg: GroupedAdamConfig, params: Iterable[nn.Parameter]):

@@ -43,11 +43,10 @@ class ProbedPart:
 
 
 def parts_of(model: BaseFairseqModel) -> dict[str, ProbedPart]:
-    """Return the parts of a model by name.
+    """Return the parts of a model by name: ``generator`` and ``discriminator``, or ``encoder``.
 
-    ``generator`` and ``discriminator``; ``encoder`` for a masked language model and for fine-tuned models. Of separate
-    generators of AMOS, whose depths must differ, ``generator`` has the last layer of each (AMOS Table 8). Electric's generator,
-    which reads each side of a token apart, is not probed.
+    Of separate generators of AMOS, whose depths must differ, ``generator`` has the last layer of each (AMOS Table 8).
+    Electric's generator, which reads each side of a token apart, is not probed.
     """
     parts = []
     if isinstance(model, AmosModel) and model.cfg.separate_generators:

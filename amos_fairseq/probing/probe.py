@@ -208,9 +208,8 @@ def shuffled_batches(num_targets: int, settings: ProbeSettings, seed: int) -> It
 class Batches:
     """Features of the pieces of chosen targets, whitened with the mean and covariance of the training text's pieces.
 
-    Whitening changes nothing that a linear classifier can express, but lets it learn from every direction equally fast. In the
-    last layers of a discriminator most of the variance has one direction, that of its decision (docs/probing.md); a probe that
-    is trained on these states as they are, or with each dimension standardized, has learned little else when it ends.
+    Whitening changes nothing that a linear classifier can express, but lets it learn from every direction equally fast: in the
+    last layers of a discriminator most of the variance has one direction, that of its decision (docs/probing.md).
     """
 
     def __init__(self, data: ProbeData, device: str):

@@ -177,10 +177,8 @@ def target_record(span1: tuple[int, int], label: str, span2: tuple[int, int] | N
 
 
 def convert_relations(path: Path) -> dict[str, list[Record]]:
-    """Read a file of SemEval-2010 task 8: a number and a quoted sentence, the label, a comment, an empty line.
-
-    Words are separated at spaces and at the tags of both nominals, so that spans are exact.
-    """
+    """Read a file of SemEval-2010 task 8: a number and a quoted sentence, the label, a comment, an empty line. Words are
+    separated at spaces and at the tags of both nominals, so that spans are exact."""
     records = []
     lines = ((number, line.strip()) for number, line in read_lines(path))
     for number, line in lines:
@@ -216,10 +214,8 @@ def tagged_words(text: str) -> tuple[list[str], dict[str, tuple[int, int]]]:
 
 
 def sentence_record(sentence: Sentence, targets: list[Record]) -> Record:
-    """Return a line of JSON. The few words with a space inside lose it: spans count words between spaces.
-
-    A word of spaces alone, such as a no-break space, becomes ``_``.
-    """
+    """Return a line of JSON. The few words with a space inside lose it, as spans count words between spaces; one of spaces
+    alone becomes ``_``."""
     words = ["".join(word.split()) or "_" for word in sentence.words]
     return _record(words, join_words(words, sentence.spaces), targets)
 

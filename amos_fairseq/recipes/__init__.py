@@ -57,11 +57,9 @@ def defaults_list(path: Path) -> list[object]:
 
 
 def packaged_costs() -> dict[str, Costs]:
-    """Return size, tokens and FLOPs of the packaged recipes on one rank, from ``costs.tsv``.
-
-    A recipe for a time, and one that needs a setting that no paper prints, have ``not_counted`` alone, the reason. ``python
-    tests/recipes/write_costs.py`` writes the table, and a test compares it with what is counted.
-    """
+    """Return size, tokens and FLOPs of the packaged recipes on one rank, from ``costs.tsv``, which ``python
+    tests/recipes/write_costs.py`` writes. A recipe for a time, and one with a setting that no paper prints, has a reason,
+    ``not_counted``."""
     with COSTS.open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
     table = {}

@@ -57,10 +57,8 @@ def compose_with_hydra(
 
 @contextlib.contextmanager
 def fairseq_defaults(name: str) -> Iterator[None]:
-    """Register fairseq's defaults as the base of the recipe ``name`` while the context is active.
-
-    fairseq registers them permanently: a later recipe that starts from ``name`` would find them twice, which Hydra rejects.
-    """
+    """Register fairseq's defaults as the base of the recipe ``name`` for a while. fairseq does so permanently: a later recipe
+    that starts from ``name`` would find them twice, which Hydra rejects."""
     store = ConfigStore.instance()
     before = store.repo
     base, groups = registered_defaults()

@@ -270,11 +270,8 @@ class Signals(Hook):
 
 
 def handle_in_loader_process(set_worker_signal_handlers: Callable[..., Any]) -> None:
-    """In a loader process, exit on SIGTERM from its own rank and ignore signals from other processes.
-
-    The signal of a job step would kill it before its rank, which waits for a batch and would end with it. A rank sends SIGTERM
-    to a loader process that does not respond.
-    """
+    """In a loader process, exit on SIGTERM from its own rank, which sends it to one that does not respond, and ignore signals
+    from others: that of a job step would kill it before its rank, which waits for a batch."""
     set_worker_signal_handlers()
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     rank = os.getppid()

@@ -25,10 +25,9 @@ logger = logging.getLogger(__name__)
 class FiniteUpdates(Hook):
     """End the run, in one line that names the loss, at an update that is not finite.
 
-    Stock fairseq writes a ``crash.pt`` of the size of a checkpoint, repeats the update to log the norms of all parameters, and
-    ends in a traceback that does not name the loss. It does not notice an infinite loss with a finite gradient. It still
-    handles the overflow of a scaled gradient: it lowers the scale, and only at the smallest one (``FloatingPointError``) does
-    the run end here.
+    Stock fairseq ends in a traceback that does not name the loss, and does not notice an infinite one with a finite gradient.
+    It still handles the overflow of a scaled gradient: only at the smallest scale (``FloatingPointError``) does the run end
+    here.
     """
 
     def __init__(self) -> None:
@@ -111,9 +110,8 @@ class Divergence(Hook):
 
     An update is suspicious if its loss is more than ``--divergence-factor`` times the median loss of the last :attr:`WINDOW`
     updates that were not suspicious, or if its gradient norm is more than :attr:`NORM_FACTOR` times that factor times their
-    median norm. :attr:`PATIENCE` suspicious updates in a row end the run with :data:`amos_fairseq.errors.DIVERGED`. A single
-    bad batch passes, and so does a slow rise, with which the median rises. While updates are suspicious, nothing is saved. The
-    window is saved with a checkpoint: a run that is continued with other settings is compared with what it was.
+    median norm. :attr:`PATIENCE` of them in a row end the run. A single bad batch passes, and so does a slow rise, with which
+    the median rises. A checkpoint has the window: a run that is continued with other settings is compared with what it was.
 
     Only ``text_pretraining`` has the setting. A fine-tuning loss can be so near 0 that any other batch would be suspicious.
     """

@@ -66,10 +66,8 @@ class Determinism(Hook):
 
 
 class Kernels(Hook):
-    """``model.kernels`` and ``model.compile``: test what they need now, not with a long traceback in the first update.
-
-    Only a trainer compiles: a model that is exported, inspected or scored is never compiled.
-    """
+    """``model.kernels`` and ``model.compile``: test what they need now, not with a long traceback in the first update. Only a
+    trainer compiles, and nothing that exports, inspects or scores a model."""
 
     def after_trainer(self, trainer: Trainer) -> None:
         if str(OmegaConf.select(trainer.cfg, "model.kernels")) == "triton" and trainer.device.type == "cuda":

@@ -170,10 +170,8 @@ def precision_of(common: Mapping[str, Any]) -> str:
 
 
 def supports_bf16(on_gpu: bool) -> bool:
-    """Return whether the device has instructions with which matrix products in bfloat16 are faster than in float32.
-
-    Asking the current GPU opens a CUDA context on it: in a process that only starts others, see :func:`gpus_support_bf16`.
-    """
+    """Return whether the device has instructions with which matrix products in bfloat16 are faster than in float32. Asking a
+    GPU opens a CUDA context on it: in a process that only starts others, see :func:`gpus_support_bf16`."""
     if on_gpu:
         return torch.cuda.is_bf16_supported(including_emulation=False)
     if not torch.backends.mkldnn.is_available():  # PyTorch's own kernels use no such instruction
@@ -188,11 +186,8 @@ def supports_bf16(on_gpu: bool) -> bool:
 
 
 def gpus_support_bf16() -> bool:
-    """Return whether all visible GPUs have fast bfloat16 products, without opening a CUDA context in this process.
-
-    A new process asks them, which imports PyTorch alone. A fork of this one must not use CUDA once
-    ``torch.cuda.is_available()`` was called.
-    """
+    """Return whether all visible GPUs have fast bfloat16 products. A new process asks them, which imports PyTorch alone: a fork
+    of this one must not use CUDA once ``torch.cuda.is_available()`` was called."""
     try:
         with ProcessPoolExecutor(1, get_context("spawn")) as process:
             # As torch.cuda.is_bf16_supported without emulation, for any GPU and not the current one.

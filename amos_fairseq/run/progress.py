@@ -39,11 +39,8 @@ MEASURED = SLOW_UPDATES + 20  # after this update of the process a line gives th
 
 
 class Progress(Hook):
-    """The position of a run and its rate: a bar over the whole run on a terminal, lines elsewhere.
-
-    Stock fairseq prints a bar per epoch, or a line per ``--log-interval`` updates, which may be hours apart on a CPU, and never
-    how long a run takes.
-    """
+    """The position of a run and its rate: a bar over the whole run on a terminal, lines elsewhere. Stock fairseq prints a bar
+    per epoch, or a line per ``--log-interval`` updates, which may be hours apart on a CPU, and never how long a run takes."""
 
     def __init__(self) -> None:
         self.trainer: Any = None  # from the first epoch on

@@ -39,10 +39,8 @@ MOST_DIFFERENT = 0.1  # share of the run by which a schedule of fairseq may end 
 
 
 def stop_at_time_limit(cfg: Any) -> None:
-    """With ``minutes``, the recipe's number of updates remains as that of the schedule, and no longer ends the run.
-
-    To be called before the settings are resolved: parts of a model that follow ``max_update`` then know that there is none.
-    """
+    """With ``minutes``, the recipe's number of updates remains as that of the schedule, and no longer ends the run. To be
+    called before the settings are resolved: parts of a model that follow ``max_update`` then know that there is none."""
     minutes = OmegaConf.select(cfg, "lr_scheduler.minutes")
     if minutes and cfg.optimization.max_update:
         cfg.lr_scheduler.total_num_update = cfg.lr_scheduler.total_num_update
@@ -261,12 +259,9 @@ def other_limits(optimization: Any) -> list[str]:
 
 
 class Phases(Hook):
-    """The phases of a run (``task.phases``): which one is due, and the end of one within an epoch.
-
-    fairseq takes its batches from an iterator over an epoch. Where another phase is due, that iterator ends, and fairseq asks
-    the task for the next one: it is of the same epoch, begins where the last one has stopped, and has the blocks of the new
-    phase.
-    """
+    """The phases of a run (``task.phases``): which one is due, and the end of one within an epoch. There fairseq's iterator
+    over the epoch ends, and the one that it asks the task for next is of the same epoch, and goes on in the blocks of the new
+    phase."""
 
     def __init__(self) -> None:
         self.batches: Any = None  # fairseq's iterator over the updates of an epoch

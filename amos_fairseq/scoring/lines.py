@@ -61,13 +61,10 @@ class ScoredLine:
 def unknown_log_prob(num_characters: int, vocabulary_size: int) -> float:
     """Return the score of a piece that the vocabulary does not contain, in nats.
 
-    No objective trains the probability of ``<unk>``, which is never a target. Instead ``<unk>`` is one of the entries of the
-    vocabulary with equal probability, and each of its characters one of Unicode's 1,114,112 code points:
-
-        log p = -log V - n log 1,114,112     n characters, V entries of the dictionary
-
-    With 32,768 entries one character scores -24.3, far below a uniform guess of a piece (-10.4), so a text does not improve by
-    characters that the model cannot read.
+    No objective trains the probability of ``<unk>``, which is never a target. Instead ``<unk>`` is one of the V entries of the
+    vocabulary with equal probability, and each of its n characters one of Unicode's 1,114,112: log p = -log V - n log
+    1,114,112. With 32,768 entries one character scores -24.3, far below a uniform guess of a piece (-10.4), so a text does not
+    improve by characters that the model cannot read.
     """
     return -math.log(vocabulary_size) - num_characters * math.log(sys.maxunicode + 1)
 

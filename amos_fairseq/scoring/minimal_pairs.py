@@ -118,17 +118,11 @@ def scores_of(
     pairs: Sequence[MinimalPair],
     sentences: Sequence[tuple[EncodedLine, EncodedLine]],
 ) -> Scores:
-    """Return the scores of each of ``sentences``; ``pairs``: all that were read, also those left out.
-
-    Sentences that are read alike are scored once. They are sorted, the longest first, so that batches have little padding.
-    """
+    """Return the scores of each of ``sentences``; ``pairs``: all that were read, also those left out. Sentences that are read
+    alike are scored once, the longest first, so that batches have little padding."""
     distinct = {line.reading: line for both in sentences for line in both}
     lines = sorted(distinct.values(), key=lambda line: -len(line.tokens))
-
-    def place(number: int) -> str:
-        return pairs[(number - 1) // 2].place
-
-    scored = score_lines(loaded, scorer, lines, place, len(lines))
+    scored = score_lines(loaded, scorer, lines, lambda number: pairs[(number - 1) // 2].place, len(lines))
     scores = {scored_line.line.reading: scored_line.pll for scored_line in scored}
     return [(scores[good.reading], scores[bad.reading]) for good, bad in sentences]
 

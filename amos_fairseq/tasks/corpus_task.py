@@ -21,12 +21,9 @@ logger = logging.getLogger(__name__)
 class CorpusTask(FairseqTask):
     """A task on a binarized corpus. A checkpoint's ``task_state`` holds the sha256 of the vocabulary.
 
-    A subclass has ``seed``, ``update_freq`` and the setting ``length`` in its configuration, and a Python int ``first_id`` in
-    its samples.
-
-    Attributes:
-        length: name of the setting with the tokens of the longest sample.
-        trains_on_rest: whether one rank with one micro-batch per update also trains on what makes no whole update.
+    A subclass has ``seed``, ``update_freq`` and the setting that ``length`` names, the tokens of the longest sample, in its
+    configuration, and a Python int ``first_id`` in its samples. ``trains_on_rest``: one rank with one micro-batch per update
+    also trains on what makes no whole update.
     """
 
     length: str

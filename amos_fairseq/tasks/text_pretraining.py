@@ -339,10 +339,8 @@ class TextPretrainingTask(CorpusTask):
     def valid_step(
         self, sample: dict[str, Any], model: Any, criterion: Any
     ) -> tuple[torch.Tensor, int, dict[str, Any]]:
-        """Run fairseq's step with the same noise in every validation, on any rank; training's generators are unchanged.
-
-        The text's unigram entropy, to which the MLM loss is compared, is logged with each validation.
-        """
+        """Run fairseq's step with the same noise in every validation, on any rank; training's generators are unchanged. The
+        text's unigram entropy, to which the MLM loss is compared, is logged with it."""
         self.of_step = self.of_validation
         if "unigram_entropy" in sample:  # not in the training batch of a rank that has no data left
             metrics.log_scalar("unigram_entropy", sample["unigram_entropy"], round=3)

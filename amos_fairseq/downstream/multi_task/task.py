@@ -146,12 +146,9 @@ class MultiTaskCriterion(LabeledCriterion):
     row b is of; B is the number of rows of an update (thesis, section 3.2).
 
     Tasks have no weights: their shares of an update are those of ``MixedTasks``. Numbers are scaled to 0 to 1. In validation
-    the main score of each task and their ``average`` are computed from all rows.
+    the main score of each task and their ``average`` are computed from all rows. The task sets ``gold_weight``, lambda.
 
     Departures: the thesis sums over rows, which Adam does not see, except for its epsilon and the clipping.
-
-    Attributes:
-        gold_weight: lambda of the next update, which the task sets.
     """
 
     def __init__(self, task: Any) -> None:

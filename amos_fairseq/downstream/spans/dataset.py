@@ -78,11 +78,8 @@ def context_ranges(length: int, room: int, stride: int) -> list[tuple[int, int]]
 
 
 def window_of_most_context(ranges: list[tuple[int, int]]) -> np.ndarray:
-    """Return, for every context token, the number of the window in which it has most context: [length] int64.
-
-    The score of a window is the smaller distance of the token to both ends, plus a hundredth of the window's length as a
-    tie-breaker; of equal scores the first window is used (BERT's rule).
-    """
+    """Return, for every context token, the number of the window in which it has most context: [length] int64. BERT's rule: the
+    smaller distance to both ends, plus a hundredth of the window's length; of equal scores the first window."""
     length = ranges[-1][1]
     best_score = np.full(length, -1.0)
     best = np.zeros(length, dtype=np.int64)
@@ -106,11 +103,9 @@ class Window(NamedTuple):
 
 
 class SquadWindowDataset(LabeledSequences):
-    """All windows of a split: in training shuffled, and without questions whose answers could not be aligned to tokens.
-
-    The target of a window is the positions of the first and last token of an answer: of those that it contains as a whole the
-    first one in the file. The target of a window without any is 0 and 0, the position of ``<s>``.
-    """
+    """All windows of a split: in training shuffled, and without questions whose answers could not be aligned to tokens. The
+    target of a window is the first and last token of the first answer in the file that it contains as a whole; of one without
+    any 0, ``<s>``."""
 
     def __init__(self, split: SquadSplit, *, limits: WindowLimits, seed: int = 0, training: bool = False) -> None:
         super().__init__(split.directory, split.split, seed, training)

@@ -110,10 +110,8 @@ def word_head_name(column: str) -> str:
 
 
 def words_that_fit(ends: Sequence[int] | torch.Tensor, num_pieces: int, room: int) -> tuple[int, int]:
-    """Return how many words of a sentence are read, and how many of its pieces; ``ends``: of the words, in pieces.
-
-    If no word is cut, all pieces that fit are kept: a tokenizer may add pieces that are of no word behind the last one.
-    """
+    """Return how many words of a sentence are read, and how many of its pieces; ``ends``: of the words, in pieces. If no word
+    is cut, these are all that fit: a tokenizer may add pieces that are of no word behind the last one."""
     kept = int(np.searchsorted(np.asarray(ends), room, side="right"))
     if kept == len(ends):
         return kept, min(num_pieces, room)

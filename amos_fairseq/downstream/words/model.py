@@ -41,10 +41,8 @@ class TaggingHead(nn.Module):
 
 
 class ViewHead(nn.Module):
-    """An auxiliary prediction module for labels of words: linear, ReLU, linear (thesis, section 4.2.2).
-
-    Departure: the hidden layer has the width of the encoder, in the thesis 512.
-    """
+    """An auxiliary prediction module for labels of words: linear, ReLU, linear (thesis, section 4.2.2). Departure: the hidden
+    layer has the width of the encoder, in the thesis 512."""
 
     def __init__(self, width: int, num_labels: int):
         super().__init__()

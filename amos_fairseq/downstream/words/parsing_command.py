@@ -248,10 +248,8 @@ def best_tree(scores: np.ndarray) -> np.ndarray:
 
 
 def _spanning_tree(scores: np.ndarray, edges: np.ndarray) -> np.ndarray:
-    """Return the heads of the best tree with one root made of ``edges``, [W,1+W] bool, those of the root among them.
-
-    Universal Dependencies ask for exactly one root. A constant that is larger than any difference of sums is taken from the
-    edges of the root, so that the best tree has as few of them as possible: one.
+    """Return the heads of the best tree with one root made of ``edges``, [W,1+W] bool, those of the root among them. From these
+    a constant is taken that is larger than any difference of sums, so that the best tree has as few of them as possible: one.
     """
     import networkx  # here: it takes a quarter of a second, and most runs predict no trees
 

@@ -36,11 +36,9 @@ def parse_views(text: str, known: Sequence[str]) -> tuple[str, ...]:
 
 
 class WordOutput(NamedTuple):
-    """Predictions for the words of sentences, by name of the head: [B,W,labels] float32, or [B,W,1+W,relations] of trees.
-
-    In cross-view training ``fixed`` and ``views`` are predictions for the unlabeled sentences: ``fixed`` of the head itself,
-    without dropout and gradient, and ``views`` of each view's module.
-    """
+    """Predictions for the words of sentences, by name of the head: [B,W,labels] float32, or [B,W,1+W,relations] of trees. In
+    cross-view training also for the unlabeled sentences: ``fixed`` of the head itself, without dropout and gradient, ``views``
+    of each module."""
 
     logits: dict[str, Tensor]
     fixed: dict[str, Tensor] | None = None
@@ -202,10 +200,7 @@ class WithUnlabeled(FairseqDataset):
 
     An index is a place in the epoch; :meth:`begin_epoch` sets which sentence is there. The n-th labeled sentence since the
     beginning of the training has the n-th sentence of an endless sequence of permutations of the unlabeled ones: it depends on
-    the seed and the place alone, and all are read once before one is read again.
-
-    Attributes:
-        weight: the expected number of labeled words for an unlabeled one.
+    the seed and the place alone. ``weight``: the expected number of labeled words for an unlabeled one.
     """
 
     def __init__(
@@ -272,9 +267,7 @@ def add_cross_views(loss: Tensor, output: WordOutput, sample: dict) -> tuple[Ten
     w are the unlabeled words of the batch; p is the prediction of a head, fixed and without dropout, and p^j that of a view.
     The terms of several heads are added. With the constant c, the expected number of labeled words for an unlabeled one,
     division by the labeled words gives the mean over unlabeled words, and sums over ranks and accumulated batches are exact.
-
-    Returns:
-        The loss, as it is where there are no views, and the sums to log.
+    Return also the sums to log.
     """
     if not output.views:  # without unlabeled text, or before word dropout alone begins
         return loss, {}

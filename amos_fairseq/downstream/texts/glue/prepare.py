@@ -57,9 +57,7 @@ def prepare_glue_inside(out: Path, glue: Path, name: str, tokenizer: Tokenizer) 
 
 def read_split(path: Path, task: GlueTask, split: str, on_read: OnRead = lambda size: None) -> LabeledRows:
     """Read every row of an official file, in order, also those without a text; lines with more or fewer columns are counted.
-
-    Quotes are ordinary characters, also in QQP, which was written with those of CSV: Hugging Face's processors read it so.
-    """
+    Quotes are ordinary characters, also in QQP, which was written with those of CSV: Hugging Face's processors read it so."""
     has_header = task.has_header(split)
     texts, label = (task.texts, task.label) if has_header else (("4",), "2")
     if is_test(split):
@@ -107,7 +105,8 @@ class GluePreparation:
             broken = tables[split].broken_lines
             facts |= {"source_rows": len(tables[split]), "official_rows": task.official_rows[split]}
             facts |= {"broken": len(broken), "broken_lines": broken, "suffix": task.suffix(split)}
-            _report(f"{task.name} {split}", facts)
+            rows = f"{facts['rows']} of {facts['source_rows']} rows"
+            say(f"{task.name} {split}: {rows}; longest {facts['longest']} tokens; {describe_unknown(facts)}")
         record |= {"scores": list(task.scores), "in_average": task.name in AVERAGED, "head": task.head}
         record["notes"] = list(unofficial(record["splits"]))
         write_manifest(directory / TASK_FILE, self.description | record)
@@ -131,8 +130,3 @@ def report_rows(path: Path, task: GlueTask, split: str, rows: LabeledRows) -> No
     first = " | ".join(rows.texts[0])
     label = "" if is_test(split) else f" -> {rows.labels[0]}"
     print_what_was_read(path, "TSV", columns, len(rows), left_out, first + label)
-
-
-def _report(name: str, facts: dict[str, Any]) -> None:
-    rows = f"{facts['rows']} of {facts['source_rows']} rows"
-    say(f"{name}: {rows}; longest {facts['longest']} tokens; {describe_unknown(facts)}")
