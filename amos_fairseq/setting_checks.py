@@ -157,9 +157,7 @@ def _check_follows_model(fields: type, criterion: Mapping[str, Any], model: Mapp
     for field in dataclasses.fields(fields):
         name = field.name
         if field.default == II(f"model.{name}") and name in model and criterion.get(name, model[name]) != model[name]:
-            raise UserError(
-                f"criterion.{name} is {criterion[name]}, model.{name} {model[name]}: set model.{name} alone"
-            )
+            raise UserError(f"criterion.{name} is {criterion[name]}, model.{name} {model[name]}: set only model.{name}")
 
 
 def _ranges_of(fields: type) -> dict[str, str]:

@@ -19,9 +19,7 @@ sampled, what the discriminator detects (Table 9). Of a run of fine-tuning: its 
 
 
 def add_parser(subparsers: Any) -> None:
-    parser = add_subcommand(
-        subparsers, "report", "write one page with the figures and tables of runs", DESCRIPTION, run
-    )
+    parser = add_subcommand(subparsers, "report", "write a page with the figures and tables of runs", DESCRIPTION, run)
     add = parser.add_argument
     text = "SAVE_DIR of a run, or OUT of amos glue, squad, classify, tag, parse or probe; several are shown together"
     add("folders", nargs="+", metavar="RUN", help=text)
@@ -29,9 +27,7 @@ def add_parser(subparsers: Any) -> None:
     text = "text whose tokens are shown; can be repeated (default: a paragraph of the run's validation split)"
     add("--sentence", action="append", metavar="TEXT", default=[], help=text)
     add("--device", default="cpu", help="device to compute on, such as cuda or cuda:1")
-    text = (
-        "also write the figures, and each panel of the curves, as PNG and SVG to this folder (default: the page alone)"
-    )
+    text = "also write the figures, and each panel of the curves, as PNG and SVG to this folder (default: page alone)"
     add("--figures", metavar="DIR", help=text)
     add("--out", default="report.html", metavar="FILE", help="HTML page to write")
 

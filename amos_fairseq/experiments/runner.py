@@ -7,7 +7,6 @@ result: finished runs are not repeated, stopped ones continue, and a command wit
 
 import contextlib
 import dataclasses
-import functools
 import io
 import math
 import multiprocessing
@@ -164,9 +163,7 @@ class Runner:
             updates, self._updates_to_do = self._updates_to_do, 0
         if updates:
             minutes = updates * seconds / len(self.session.devices) / 60
-            tqdm.write(
-                f"about {max(minutes, 0.1):.1f} minutes for {counted(updates, 'update')} in all, without scoring"
-            )
+            tqdm.write(f"about {max(minutes, 0.1):.1f} minutes for {counted(updates, 'update')} in all without scoring")
 
     def _execute_one(self, run: TaskRun) -> None:
         """Execute a run on the next free device, and show how it ended."""
@@ -232,9 +229,8 @@ class Runner:
     def _finish(self, run: TaskRun, checkpoint: Path, result: RunResult) -> None:
         """Write the result and, without --keep-checkpoints, keep the weights of the task's best run alone."""
         only_trains = None if self.session.keep_checkpoints else self.benchmark.only_trains
-        calibrated = functools.partial(self.benchmark.calibrated, scores=result.scores)
         # A kill leaves a checkpoint that continues the training, or a result and the checkpoint that it names.
-        with final_weights(checkpoint, only_trains, calibrated):
+        with final_weights(checkpoint, only_trains, lambda weights: self.benchmark.calibrated(weights, result.scores)):
             write_result(self.session.out, result)
         if self.session.keep_checkpoints:
             return

@@ -260,9 +260,7 @@ def _read_columns(path: Path, blocks: Sequence[Lines], names: Sequence[str] | No
     if kind_of(path) == CSV or (len(blocks) == 1 and len(blocks[0]) > _LONGEST_FILE_OF_ONE):
         problem = f"has no blank line, so that its {len(blocks[0]):,} words are one sentence: put one after each"
         if kind_of(path) == CSV:
-            problem = (
-                "is CSV: make lists of a row for each word, with .ffill() if only the first has a sentence's number"
-            )
+            problem = "is CSV: make lists of a row for each word, with .ffill() if only the first has a number"
         raise UserError(f"{path} {problem} (docs/converting.md, Words)")
     sentences = []
     for block in blocks:

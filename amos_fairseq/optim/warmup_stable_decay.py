@@ -84,9 +84,7 @@ class WarmupStableDecay(FairseqLRScheduler):
         for name in self.STATE:  # fairseq's polynomial_decay has none of them
             setattr(self, name, state_dict.get(name, getattr(self, name)))
         if not 0 <= self.seconds < math.inf:
-            raise UserError(
-                f"the checkpoint has trained for {self.seconds:g} s: it is damaged; give another checkpoint"
-            )
+            raise UserError(f"the checkpoint has trained for {self.seconds:g} s: it is damaged; give another one")
 
     def begin_branch(self, num_updates: int) -> None:
         """Decay from the loaded checkpoint on, in ``minutes`` that begin now, or until ``total_num_update``."""

@@ -86,9 +86,7 @@ class ProbingTask:
         num_targets = max(len(self.labels_of(split)) for split in self.splits)
         if len(self.labels) > MOST_LABELS or len(self.labels) * num_targets > MOST_PREDICTIONS:
             limits = f"at most {MOST_LABELS:,} labels, and {MOST_PREDICTIONS:,} for all targets together"
-            return (
-                f"{len(self.labels):,} labels for {num_targets:,} targets are too many ({limits}): leave out rare ones"
-            )
+            return f"{len(self.labels):,} labels for {num_targets:,} targets are too many ({limits}): omit rare ones"
         return None
 
     @cached_property
@@ -147,9 +145,7 @@ def read_examples(path: Path) -> list[AnnotatedText]:
 def parse_example(content: Record) -> AnnotatedText:
     words, spaces = text_in(content.get("text")).split(), None
     if "raw_text" in content and (spaces := spaces_in(text_in(content["raw_text"]), words)) is None:
-        raise ValueError(
-            f"raw_text is not the words of text with other spaces between them: {content['raw_text']!r:.60}"
-        )
+        raise ValueError(f"raw_text is not the words of text with other spaces between: {content['raw_text']!r:.60}")
     return AnnotatedText(words, [_target(target, len(words)) for target in field(content, "targets", list)], spaces)
 
 

@@ -49,9 +49,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class TextPretrainingConfig(HookSettings):
-    data: str = setting(
-        MISSING, "directory of the binarized corpus; dir0:dir1 are shards, each epoch uses the next one"
-    )
+    data: str = setting(MISSING, "directory of the binarized corpus; dir0:dir1 are shards, each epoch uses the next")
     tokens_per_sample: int = setting(
         512, "tokens per block, <s> included (AMOS Table 3: sequence length 512)", "2 or more"
     )

@@ -109,9 +109,7 @@ class MultiTask(TextClassificationTask):
             task = TextTask.of(directory, cfg.train_subset)
             name = task.record["task"]
             if name in text_tasks or "." in name or hasattr(nn.ModuleDict(), name):
-                raise UserError(
-                    f"{directory}: there is another task {name!r}, or no head can have this name: rename it"
-                )
+                raise UserError(f"{directory}: there is another task {name!r}, or no head can have the name: rename it")
             text_tasks[name] = task
         return cls(cfg, *vocabulary_of(directories, cfg.separator_token), text_tasks)
 

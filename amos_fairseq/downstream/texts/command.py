@@ -114,8 +114,7 @@ class TextData:
         return {"task": self.name, "kind": self.kind, "labels": self.label_names} | rows
 
     def notes(self) -> Iterator[str]:
-        name = self.name
-        facts = self.record["splits"]["train"]
+        name, facts = self.name, self.record["splits"]["train"]
         source = facts.get("source_rows", facts["rows"])
         if self.num_train < source:
             yield f"{name}: trained on {self.num_train:,} of {source:,} rows"
@@ -173,12 +172,6 @@ class TextData:
         rows = self.inputs(split, max_positions, loaded.separator)
         head = self.record.get("head", self.name)  # of a test set without a task of its own
         return predict_logits(loaded, [rows[index] for index in range(len(rows))], device, stop, head)
-
-    def predict(
-        self, loaded: LoadedCheckpoint, split: str, max_positions: int, device: str, stop: threading.Event
-    ) -> np.ndarray:
-        """Return what a fine-tuned checkpoint predicts for a split, as :func:`predictions_of` does."""
-        return predictions_of(self.kind, self.logits(loaded, split, max_positions, device, stop))
 
     def texts(self, split: str) -> list[list[str]]:
         """Return the texts of each row as they were read, where they are kept."""

@@ -31,7 +31,7 @@ from amos_fairseq.downstream.texts.glue.tasks import (
     is_test,
     tasks_in,
 )
-from amos_fairseq.downstream.texts.scores import HEADINGS, average_score
+from amos_fairseq.downstream.texts.scores import HEADINGS, average_score, predictions_of
 from amos_fairseq.errors import UserError
 from amos_fairseq.experiments.benchmark import BenchmarkTask, Session, TaskRun, session_from, usable_folder
 from amos_fairseq.experiments.records import (
@@ -83,9 +83,7 @@ def read_predictions(file: Path, data: TextData) -> tuple[np.ndarray, str]:
     with contextlib.suppress(ValueError):  # of a damaged file
         values = np.loadtxt(file, delimiter="\t", skiprows=1, ndmin=2)[:, 1:]
     if not is_same or len(values) != data.num_train:
-        raise UserError(
-            f"{file} is damaged, or for other rows: give the same files, or write it again with --write-train"
-        )
+        raise UserError(f"{file} is damaged, or for other rows: give the same files, or repeat --write-train")
     if data.kind == "classes":  # seven digits are written
         values = values / values.sum(axis=1)[:, None]
     return values.astype(np.float32), file_sha256(file)
@@ -427,7 +425,7 @@ def write_submission(
         for split, file in task.test_files.items():
             predicted: dict[str, str] = {}
             if loaded is not None and split in data.record["splits"]:
-                values = data.predict(loaded, split, max_positions, device, stop)
+                values = predictions_of(data.kind, data.logits(loaded, split, max_positions, device, stop))
                 if data.kind == "number":
                     spelled = [f"{value:.3f}" for value in values.clip(0, LARGEST_SCORE)]
                 else:
