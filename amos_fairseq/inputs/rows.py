@@ -143,7 +143,9 @@ class LabelSpace:
             space = cls(kind, sorted_names(names))
             is_learnable = (2 if kind == "classes" else 1) <= len(names) <= MOST_CLASSES
         if not is_learnable:
-            raise UserError(f"{source}: {space}, of which nothing can be learned: give the column of labels as --label")
+            raise UserError(
+                f"{source}: {space}, of which nothing can be learned: give the column of the labels as --label"
+            )
         return space
 
     def __str__(self) -> str:
