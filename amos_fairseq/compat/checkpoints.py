@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 def load_as_data_only(
     load_checkpoint_to_cpu: Callable[..., Any], path: str, *args: Any, **kwargs: Any
 ) -> dict[str, Any]:
-    """Read the file in the strict way before: ``TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD`` in the environment would let it run code."""
+    """Read the file strictly before: ``TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD`` in the environment would let it run code."""
     read_header(PathManager.get_local_path(path))
     return load_checkpoint_to_cpu(path, *args, **kwargs)
 

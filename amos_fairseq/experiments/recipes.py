@@ -105,8 +105,7 @@ class Hyperparameters:
         return dataclasses.asdict(self) | {"adam_betas": list(self.adam_betas)}
 
     def schedule(self, num_examples: int, continues_across_epochs: bool = False) -> Schedule:
-        """Return the length of a run; if it ``continues_across_epochs``, examples that fill no batch at the end of an epoch
-        begin the next."""
+        """Return the length of a run. ``continues_across_epochs``: the rest of an epoch that fills no batch begins the next."""
         if self.linear:
             return Schedule(1, 1, 1, 1, 0)
         batches = num_examples / self.batch_size
@@ -238,8 +237,7 @@ def _read_sections(path: Path, name: str) -> dict[str, Any]:
 
 
 def _trials(layers: list[dict[str, Any]], where: str) -> tuple[Hyperparameters, ...]:
-    """Return all combinations of the grid; its last name varies fastest. Each layer overrides those before it, also by a value
-    where they have a grid."""
+    """Return all combinations of the grid; its last name varies fastest. Each layer overrides those before it, also a grid."""
     fixed: dict[str, Any] = {}
     grid: dict[str, Any] = {}
     for layer in layers:

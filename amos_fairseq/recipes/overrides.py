@@ -45,8 +45,8 @@ def check_settings(settings: Sequence[str], config_dir: Path, name: str) -> None
 
 
 def check_keys(settings: Sequence[str], known: Mapping[str, Any], name: str) -> None:
-    """Refuse ``KEY=VALUE`` with a key that is not ``known``, unless nothing is, and a number in place of a known list, such as
-    a learning rate; ``name`` is that of the recipe."""
+    """Refuse ``KEY=VALUE`` with a key that is not ``known``, unless nothing is, and a number for a list; ``name``: of the
+    recipe."""
     for match in filter(None, map(SETTING.fullmatch, settings)):
         key, problem = match["key"], ""
         if known and key not in (*known, *GROUPS) and not key.startswith("hydra."):

@@ -2,10 +2,9 @@
 
 Mistakes. A user's mistake is reported as one line on stderr and exit code 1, in ``fairseq-train`` and ``fairseq-hydra-train``.
 
-Every rank runs in :func:`exit_on_mistake`. Two places outside of it would print a traceback, and are replaced too: the end of
-the process, for mistakes in the flags; and Hydra, which stores the exception of a job and raises it again, for a YAML that
-imports the plugin after the launch. Besides :class:`UserError`, the mistakes are full memory, files that cannot be read or
-written, and what fairseq itself refuses. Every other exception keeps its traceback: it is a bug.
+Every rank runs in :func:`exit_on_mistake`. Two places outside of it are replaced too: the end of the process, for mistakes in
+the flags; and Hydra, which stores the exception of a job and raises it again, for a YAML that imports the plugin after the
+launch. Besides :class:`UserError`, :func:`line_for` says what is a mistake. Every other exception keeps its traceback.
 
 Signals. SIGTERM, SIGUSR1, SIGUSR2, SIGHUP and Ctrl-C end a run after the present update, with a checkpoint and an exit code.
 

@@ -75,8 +75,7 @@ class Precision(Hook):
 
 
 def requested_precision(cfg: Any) -> tuple[str, str]:
-    """Return what the settings ask for, a value of ``task.precision``, and the setting that says so: with ``auto`` fairseq's
-    flag."""
+    """Return what the settings ask for, a value of ``task.precision``, and the setting that says so, with ``auto`` a flag."""
     named = getattr(cfg.task, "precision", None)
     settings = {f"--{flag}": flag for flag in FLAGS if getattr(cfg.common, flag)}
     if named is not None and not (settings and str(named) == "auto"):

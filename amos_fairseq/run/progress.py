@@ -240,8 +240,7 @@ class MetricsLog(Hook):
         self.task: Any = None
 
     def after_load(self, cfg: Any, trainer: Any, epoch_itr: Any, extra_state: dict[str, Any] | None) -> None:
-        """Note the update after which the file continues, and restore the meters of the interval, which fairseq does not
-        between epochs."""
+        """Note the update after which the file continues, and restore the meters of the interval, as fairseq does not."""
         self.resumed_update = trainer.get_num_updates()
         meters = (extra_state or {}).get("metrics", {})
         if trainer.get_num_updates() > 0 and not cfg.reset_meters and INTERVAL in meters:

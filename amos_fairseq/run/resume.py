@@ -149,8 +149,7 @@ def schedule_state(path: str) -> dict[str, Any]:
 
 
 def checkpoint_to_load(cfg: Any) -> str | None:
-    """Return the file that ``checkpoint_utils.load_checkpoint`` is going to load, or None. A missing one is refused when it is
-    read."""
+    """Return the file that ``checkpoint_utils.load_checkpoint`` is going to load, which may be missing, or None."""
     last = os.path.join(cfg.save_dir, f"checkpoint_last{cfg.checkpoint_suffix}.pt")
     if cfg.restore_file == DEFAULT_FILE:
         return last if PathManager.isfile(last) else cfg.finetune_from_model

@@ -98,8 +98,7 @@ def read_pairs(path: Path) -> list[MinimalPair]:
 def encode_pairs(
     loaded: LoadedCheckpoint, pairs: Sequence[MinimalPair]
 ) -> tuple[list[MinimalPair], list[tuple[EncodedLine, EncodedLine]]]:
-    """Return the pairs that the model can read, without those with an empty sentence or one longer than its limit, and their
-    sentences."""
+    """Return the pairs without those with an empty sentence or one longer than the model's limit, and their sentences."""
     limit = loaded.model.max_positions()
     encoded = encoded_lines(loaded, (text for pair in pairs for text in (pair.good, pair.bad)))
     readable, sentences = [], []

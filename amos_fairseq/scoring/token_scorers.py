@@ -234,8 +234,7 @@ def build_token_scorer(loaded: LoadedCheckpoint, tokens_per_batch: int) -> Token
 
 
 def build_pair_scorer(loaded: LoadedCheckpoint, tokens_per_batch: int) -> TokenScorer:
-    """Build the scorer that compares the sentences of minimal pairs: the PLL of mlm and electric, detection for the others.
-    Models that are fine-tuned or do not detect replacements at all tokens are refused."""
+    """Build the scorer of minimal pairs: the PLL of mlm and electric, detection for the others; refuse what has neither."""
     if isinstance(loaded.model, ElectraModel | TeamsModel | AmosModel):
         return DetectionScorer(loaded, tokens_per_batch)
     return build_token_scorer(loaded, tokens_per_batch)

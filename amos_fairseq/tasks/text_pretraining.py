@@ -287,8 +287,7 @@ class TextPretrainingTask(CorpusTask):
         epoch: int = 1,
         **settings: Any,
     ) -> BlockBatchIterator:
-        """Return the batches of an epoch; with phases, those after what this run has read of the epoch, in the phase that is
-        due."""
+        """Return the batches of an epoch; with phases, those of the phase that is due after what this run has read of it."""
         limits = max_tokens, max_sentences, max_positions
         if not isinstance(dataset, PhasedBlocks):
             return super().get_batch_iterator(dataset, *limits, epoch=epoch, **settings)

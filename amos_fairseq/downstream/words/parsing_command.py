@@ -310,8 +310,7 @@ def tree_scores(gold: Sequence[Sequence[Edge]], predicted: Sequence[Sequence[Edg
 
 
 def with_cut_words(tree: Sequence[Edge], num_words: int) -> list[Edge]:
-    """Give the words at the end that are cut, and have no edge, the relation ``dep`` to the word that depends on the root. If
-    all words of the sentence are cut, the first one is that word."""
+    """Give the words at the end that are cut the relation ``dep`` to the word that depends on the root, or to the first of all."""
     tree = tree or [(0, "root")]
     root = next(number for number, (head, _) in enumerate(tree, start=1) if head == 0)
     return [*tree, *[(root, "dep")] * (num_words - len(tree))]

@@ -188,8 +188,7 @@ class DependencyParsingConfig(SequenceTaggingConfig):
 
 @register_task("dependency_parsing", dataclass=DependencyParsingConfig)
 class DependencyParsingTask(SequenceTaggingTask):
-    """Every sentence is an example; its labels are relations. Words beyond the model's length are cut, and in validation
-    wrong."""
+    """Every sentence is an example; its labels are relations. Words beyond the model's length are cut, in validation wrong."""
 
     model_class = ParsingModel
     head_for = "dependency trees"

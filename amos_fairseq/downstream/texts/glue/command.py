@@ -76,8 +76,7 @@ def write_train_predictions(directory: Path, data: TextData, logits: np.ndarray)
 
 
 def read_predictions(file: Path, data: TextData) -> tuple[np.ndarray, str]:
-    """Return the predictions of another model for the training rows of ``data``, [rows, outputs] float32, and the sha256 of
-    the file."""
+    """Return the predictions of another model for the training rows of ``data``, [rows, outputs] float32, and their sha256."""
     is_same = read_json(file.with_suffix(".json"), "write it again with --write-train") == data.rows_identity()
     values = np.empty((0, 0))
     with contextlib.suppress(ValueError):  # of a damaged file
@@ -369,8 +368,7 @@ def glue_table(
     squad: Summary | None,
     notes: Sequence[str],
 ) -> Table:
-    """Build the table with the rows of the checkpoint and of constant predictions; ``squad``: ``squad.json`` for the same
-    checkpoint."""
+    """Build the table with the rows of the checkpoint and of constant predictions; ``squad``: for the same checkpoint."""
     columns, row, constant_row, constant_scores = [""], [row_name], [CONSTANT], {}
     for task in SCORED:
         if task in summaries:
