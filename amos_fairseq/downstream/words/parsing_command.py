@@ -310,7 +310,7 @@ def tree_scores(gold: Sequence[Sequence[Edge]], predicted: Sequence[Sequence[Edg
 
 
 def with_cut_words(tree: Sequence[Edge], num_words: int) -> list[Edge]:
-    """Give the words at the end that are cut the relation ``dep`` to the word that depends on the root, or to the first of all."""
+    """Give the words at the end that are cut the relation ``dep`` to the word of the root, or to the first word without one."""
     tree = tree or [(0, "root")]
     root = next(number for number, (head, _) in enumerate(tree, start=1) if head == 0)
     return [*tree, *[(root, "dep")] * (num_words - len(tree))]
