@@ -22,7 +22,8 @@ HELD_OUT = ("--valid-share", "0.1", "--valid-megabytes", "0.25")
 def add_parser(subparsers: Any) -> None:
     parser = add_subcommand(subparsers, "adapt", "train a released encoder further on a text", DESCRIPTION, run)
     add = parser.add_argument
-    text = "folder of Hugging Face (BERT, RoBERTa, MPNet, DistilBERT, ModernBERT, ELECTRA), SAVE_DIR of a run, or checkpoint"
+    text = "folder of Hugging Face (BERT, RoBERTa, MPNet, DistilBERT, ModernBERT, DeBERTaV3, ELECTRA), SAVE_DIR of a run, or "
+    text += "checkpoint"
     add("model", metavar="MODEL", type=Path, help=text)
     add(
         "text",

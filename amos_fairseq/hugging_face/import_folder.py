@@ -151,7 +151,7 @@ def import_folder(
     """Convert a folder, and ELECTRA's generator from a second folder, to a model of this package.
 
     Args:
-        path: an MPNet, ELECTRA (discriminator), BERT, DistilBERT, RoBERTa, XLM-R or ModernBERT folder.
+        path: an MPNet, ELECTRA (discriminator), BERT, DistilBERT, RoBERTa, XLM-R, ModernBERT or DeBERTaV3 folder.
         arch: for the default see ``default_arch``. Sizes come from the folder, what it lacks (generator, depths) from here.
         generator: folder of an ``ElectraForMaskedLM`` with the same embeddings; for ``electra_*`` only.
         tokenizer: folder of the tokenizer, if it is another.
