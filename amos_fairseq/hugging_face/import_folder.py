@@ -349,7 +349,7 @@ def read_pair(
 
 def refuse_generator(path: Path, reason: str) -> NoReturn:
     raise UserError(
-        f"--generator {path} was not trained with this discriminator ({reason}): give the one that was, or leave it out"
+        f"the generator in {path} was not trained with this discriminator ({reason}): give the one that was, or none"
     )
 
 

@@ -132,6 +132,7 @@ def test_a_generator_of_another_model_is_refused(
     change(tmp_path / "in")
     line = error_line(capsys, main, "import", tmp_path / "in", tmp_path / "out" / "model.pt", reports_progress=True)
     assert named in line
+    assert f"the generator in {tmp_path / 'in'}" in line or "lm_head" in line
     assert not (tmp_path / "out").exists()
 
 
