@@ -189,7 +189,7 @@ def test_values_and_gradients_equal_transformers(length: int) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_scores_of_large_states_do_not_overflow(dtype: torch.dtype) -> None:
-    """Products of 400 * 400 * 8 are beyond float16, whose largest number is 65,504; also under autocast."""
+    """Products of 400 * 400 * 8 are beyond float16, whose largest number is 65,504."""
     module = build_encoder(deberta_config(num_layers=1, num_heads=1)).to(dtype)
     weight = module.layers[0].attention.query_key_value.weight.data
     weight[:16] = 50 * torch.eye(8, dtype=dtype).repeat(2, 1)
