@@ -21,7 +21,7 @@ from amos_fairseq.modules.encoder import TransformerConfig, TransformerEncoder, 
 
 @dataclass(frozen=True, kw_only=True)
 class DebertaEncoderConfig(TransformerConfig):
-    """Sizes and settings of :class:`DebertaEncoder`."""
+    """Sizes and settings of the encoder."""
 
     position_buckets: int = 512  # rows of the table, a multiple of 4: position_buckets of the released models, doubled
     position_max_distance: int = 512  # distances from one less on share a bucket

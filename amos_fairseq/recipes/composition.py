@@ -49,7 +49,7 @@ def explain(error: Exception, name: str, config_dir: Path) -> str:
 def compose_with_hydra(
     name: str, overrides: Sequence[str] = (), config_dir: Path = RECIPES, with_hydra_settings: bool = True
 ) -> DictConfig:
-    """Return what Hydra composes, before fairseq adds its defaults and before it is resolved; see :func:`compose_recipe`."""
+    """Return what Hydra composes, before fairseq adds its defaults and before it is resolved; see ``compose_recipe``."""
     with fairseq_defaults(name), initialize_config_dir(str(config_dir.resolve()), version_base="1.1"):
         return compose(name, [*search_path(config_dir), *overrides], return_hydra_config=with_hydra_settings)
 
