@@ -133,7 +133,8 @@ def test_archive_of_the_leaderboard(data, tmp_path, glue):
         best = max((r for r in read_results(tmp_path) if r.task == task), key=lambda result: result.main)
         assert summaries[task].best.seed == best.seed
         checkpoint = tmp_path / best.directory / "checkpoint_best.pt"
-        expected = prepared.predict(load_checkpoint(checkpoint), split, 80, "cpu", threading.Event())
+        logits = prepared.logits(load_checkpoint(checkpoint), split, 80, "cpu", threading.Event())
+        expected = logits.argmax(1)
         written = [line.split("\t")[1] for line in files[f"{name}.tsv"][1:]]
         assert written[: len(expected)] == [prepared.label_names[i] for i in expected]
         assert set(written[len(expected) :]) == {prepared.label_names[0]}
