@@ -45,7 +45,7 @@ def stock(happened: list[str], result: Any = None) -> Callable[..., Any]:
     return lambda *args, **kwargs: happened.append("fairseq") or result
 
 
-EPOCH = (None, TRAINER, None, None)
+EPOCH = (None, TRAINER, SimpleNamespace(cfg={}), None)
 STOPPED = ([None], False)
 
 

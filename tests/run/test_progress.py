@@ -45,7 +45,7 @@ def test_the_time_of_the_run_is_told_after_twenty_measured_updates(caplog, monke
         return [None], True
 
     with caplog.at_level(logging.INFO):
-        hooks.train_epoch(train, cfg, trainer, None, SimpleNamespace(next_epoch_idx=1))
+        hooks.train_epoch(train, cfg, trainer, SimpleNamespace(cfg={}), SimpleNamespace(next_epoch_idx=1))
     assert caplog.messages == [
         # (3 x 2 + 17 x 0.1) / 20 seconds
         "update 22 of 10,022: loss 11.500, 0.38 s per update, about 1 h 4 min to the end",
