@@ -71,7 +71,7 @@ def test_the_recipes_are_accepted(recipe: str) -> None:
 
 def test_a_setting_of_the_model_is_not_given_to_the_criterion() -> None:
     """The criterion's copy alone would have no effect: the model has no head for it."""
-    line = "criterion.encoder_mlm_weight is 5.0, model.encoder_mlm_weight 0.0: set model"
+    line = "criterion.encoder_mlm_weight is 5.0, model.encoder_mlm_weight 0.0: set only model"
     with pytest.raises(UserError, match=line):
         check_configuration(compose("+criterion.encoder_mlm_weight=5"))
     check_configuration(compose("model.encoder_mlm_weight=5"))

@@ -49,7 +49,7 @@ def test_a_folder_and_a_name_make_a_task(parity, tmp_path: Path) -> None:
     adam, losses = torch.optim.Adam(model.parameters(), lr=0.01), []
     task.load_dataset("train")
     task.load_dataset("valid")
-    assert len(task.datasets["valid"][10]["tokens"]) == task.datasets["valid"].size(10) == 12
+    assert len(task.datasets["valid"][10]["tokens"]) == task.datasets["valid"].sizes[10] == 12
     for epoch in range(1, 11):
         iterator = task.get_batch_iterator(task.datasets["train"], max_sentences=20, max_positions=128, epoch=epoch)
         for batch in iterator.next_epoch_itr():
