@@ -11,8 +11,8 @@ import tokenize
 from tiny_runs import ROOT
 
 FILES = list((ROOT / "amos_fairseq").rglob("*.py"))
-MOST_LINES, MOST_FILES, MOST_RAISES, MOST_BRANCHES = 36_800, 205, 17.1, 20
-MOST_LINES_OF_TESTS = 35_200
+MOST_LINES, MOST_FILES, MOST_RAISES, MOST_BRANCHES = 36_000, 195, 16.9, 20
+MOST_LINES_OF_TESTS = 35_250
 NO_CODE = {
     *(tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT),
     *(tokenize.ENCODING, tokenize.ENDMARKER),
