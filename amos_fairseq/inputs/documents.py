@@ -100,7 +100,9 @@ class DocumentFile:
             yield bytes(document)
 
     def _read_table(self, table: TableFile) -> Iterator[bytes]:
-        require_columns(table, [self.column], "choose one with --text-column")
+        require_columns(
+            table, [self.column], f"call it {TEXT_COLUMN}, or choose one with --text-column of amos prepare"
+        )
         for number, row in table.rows([self.column]):
             text = row[self.column]
             if not isinstance(text, str | None):

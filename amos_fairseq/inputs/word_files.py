@@ -221,7 +221,7 @@ def _without_blank_words(file: WordFile, labeled: bool) -> WordFile:
     sentences = [sentence.without_blank_words() for sentence in file.sentences]
     num_words, num_kept = (sum(len(sentence.words) for sentence in each) for each in (file.sentences, sentences))
     kept = [sentence for sentence in sentences if sentence.words not in ([], [_DOCUMENT_START])]
-    if not labeled:
+    if not labeled and file.kind != COLUMNS:  # which may be text: see refuse_text_as_columns()
         kept = [dataclasses.replace(sentence, columns={}) for sentence in kept]
     join_unspaced_words(kept)
     left_out = {"blank words": num_words - num_kept, "sentences without words": len(sentences) - len(kept)}

@@ -129,7 +129,7 @@ def split_corpus(
     if not train.groups or not learnable:
         raise UserError(
             "nothing would be left to train on beside the validation text: give at least two different paragraphs or documents "
-            "(one JSON object per line, blank lines, or --document line), or a larger --sample-megabytes"
+            "(one JSON object per line, blank lines, or --document line), or to amos prepare a larger --sample-megabytes"
         )
     held = [(heads[document], number) for document, number in candidates.items() if document in heads]
     size = _count(held)["bytes"]

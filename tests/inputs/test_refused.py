@@ -49,7 +49,7 @@ TEXTS = [
     (
         "absent.jsonl",
         b'{"body": "x", "id": 1}\n',
-        "has no column 'text', it has body, id: choose one with --text-column",
+        "has no column 'text', it has body, id: call it text, or choose one with --text-column of amos prepare",
     ),
     ("semicolons.csv", b"text;label\na;b\n", "has no column 'text', it has text;label"),
     ("folder", b"", "state.json is missing: give a file, or a folder of Dataset.save_to_disk, of one split; " + FORMS),

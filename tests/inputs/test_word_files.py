@@ -249,7 +249,8 @@ def test_spans_are_those_of_a_loop_over_characters(tmp_path):
 )
 def test_words_without_labels(text, how, expected, tmp_path):
     file = read_sentences(write(tmp_path / name_for(text), text), labeled=False)
-    assert (file.kind, [sentence.words for sentence in file.sentences], file.names) == (how, expected, [])
+    assert (file.kind, [sentence.words for sentence in file.sentences]) == (how, expected)
+    assert how == COLUMNS or not file.names  # other columns may show that it was text
 
 
 @pytest.mark.parametrize(

@@ -158,4 +158,10 @@ def test_other_words_get_the_labels_of_the_evaluation(place, learned, learned_po
         (["--lr", "1"], "--lr has no effect with --predict: leave it out"),
     ):
         assert message in error_line(capsys, main, *refused, *flags, reports_progress=True)
+    refused[refused.index(source)] = poem = tmp_path / "poem.txt"
+    poem.write_text("Anna Berg slept\nPaul Smith ate\n\nMaria Lopez left\n")
+    message = (
+        "has no column of labels of pos: name its columns with --columns, or if it is text, write --out SPANS.jsonl"
+    )
+    assert message in error_line(capsys, main, *refused, reports_progress=True)
     assert not (tmp_path / "l").exists()

@@ -61,6 +61,8 @@ from amos_fairseq.inputs.files import JSONL, kind_of
 from amos_fairseq.inputs.schemes import count, items_of, main_score, scores, scores_by_name
 from amos_fairseq.inputs.tables import held_out_note, seen_note
 from amos_fairseq.inputs.word_files import (
+    COLUMNS,
+    LABEL,
     TASK_PREFIX,
     TEXTS,
     UNLABELED,
@@ -420,6 +422,20 @@ def predict_file(
     return predictions, counted
 
 
+def refuse_text_as_columns(words: WordFile, head: HeadOutputs) -> None:
+    """Refuse columns that nobody named and that have no labels of the head: lines of text can be as long as each other."""
+    if words.kind != COLUMNS or LABEL not in words.names:
+        return
+    for name in words.names:
+        labels = [label for sentence in words.sentences for label in sentence.columns[name]]
+        if 2 * sum(label in head.labels for label in labels) >= len(labels):
+            return
+    raise UserError(
+        f"{words.path} has no column of labels of {head.name}: name its columns with --columns, or if it is text, write "
+        "--out SPANS.jsonl, or take its blank lines away"
+    )
+
+
 def label_words(words: WordFile, results: Path, name: str | None, out: Path, device: str) -> str:
     """Write words with their labels in each column that ``results``, an output of ``amos tag``, has, or in the column ``name``
     alone, by the run that is best on dev for it; or, if ``out`` is called .jsonl, the spans in each text. Return what was
@@ -430,6 +446,7 @@ def label_words(words: WordFile, results: Path, name: str | None, out: Path, dev
         if name not in (None, learned):
             continue
         head = loaded.head(word_head_name(learned))
+        refuse_text_as_columns(words, head)
         column = Column(loaded.file.parent, head.name, head.labels, has_spans=head.kind == "spans")
         for_cut = "have no label" if as_spans else f"have the label {column.cut_label}"
         read_out = with_probability if as_spans else most_likely
