@@ -332,7 +332,7 @@ class Benchmark(ABC):
         for task in tasks:
             data = {"task": task.name, "data_sha256": task.data_sha256, "rows": task.num_examples}
             for trial in task.trials:
-                for seed in session.seeds[: 1 if trial.linear else None]:  # the fit has no chance in it
+                for seed in session.seeds[: 1 if trial.linear else None]:  # the fit is deterministic
                     settings = origin | data | self.more_settings(task.name, seed)
                     settings["hyperparameters"] = trial.as_dict()
                     folder = session.out / "runs" / task.name / content_sha256(settings)[:IDENTITY_DIGITS]
@@ -380,8 +380,8 @@ class Benchmark(ABC):
         return None
 
     def fit(self, task: str, checkpoint: Path, device: str, stop: threading.Event) -> dict[str, Tensor]:
-        """Return the fitted weights of a trial with ``linear``."""
-        raise NotImplementedError
+        """Return the fitted weights of a trial with ``linear``, which only tables of texts have."""
+        raise RunFailed(f"{task} has no linear model")
 
     def calibrated(self, weights: dict[str, Tensor], scores: Mapping[str, float]) -> dict[str, Tensor]:
         """Return the weights that are kept of a run with these ``scores``."""

@@ -160,8 +160,9 @@ def train_epoch(
         hook.before_epoch(cfg, trainer)
     should_stop = True
     try:
+        # amos adapt compares its result with MODEL: a validation before the first update.
         if getattr(task.cfg, "started_from", None) and not trainer.get_num_updates():
-            trainer.begin_epoch(epoch_itr.epoch)  # what the model awaits
+            trainer.begin_epoch(epoch_itr.epoch)  # the model needs it before its first forward pass
             script = sys.modules[stock.__module__]  # of several names, see compat/patching.py
             script.validate(cfg, trainer, task, epoch_itr, cfg.dataset.valid_subset.split(","))
         valid_losses, should_stop = stock(cfg, trainer, task, epoch_itr)

@@ -207,7 +207,7 @@ def test_heads(name, tmp_path, capsys, modules_cache):
     )
     real = tokens.ne(1) if kind != "SequenceClassification" else slice(None)
     assert_close(expected[real], found[real])
-    if has_code:  # nobody gets another model instead
+    if has_code:  # no loader may build another model silently
         assert f'{name}.from_pretrained("out", trust_remote_code=True)' in (out / "README.md").read_text("utf-8")
         with pytest.raises(ValueError, match="trust_remote_code=True"):
             outputs(out, name, tokens, trust_remote_code=False)

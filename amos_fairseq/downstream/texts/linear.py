@@ -56,7 +56,7 @@ def linear_layer(kind: str, states: np.ndarray, targets: np.ndarray) -> tuple[np
 
     def fitted(model: Any, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ConvergenceWarning)  # it is near enough
+            warnings.simplefilter("ignore", ConvergenceWarning)  # the fit is close enough
             model.fit((states - mean) / scale, values)
         weight = np.atleast_2d(model.coef_) / scale
         return weight, np.atleast_1d(model.intercept_) - weight @ mean

@@ -423,7 +423,7 @@ def predict_file(
 
 
 def refuse_text_as_columns(words: WordFile, head: HeadOutputs) -> None:
-    """Refuse columns that nobody named and that have no labels of the head: lines of text can be as long as each other."""
+    """Refuse columns without names and without labels of the head: they may be lines of text with equal numbers of words."""
     if words.kind != COLUMNS or LABEL not in words.names:
         return
     for name in words.names:
