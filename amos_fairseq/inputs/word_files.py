@@ -257,8 +257,11 @@ def _read_columns(path: Path, blocks: Sequence[Lines], names: Sequence[str] | No
     if names is None:
         width = max(1 + labeled, len(_cells_of(blocks[0][0][1])) if blocks else 0)
         names = [WORD, *map(str, range(2, width)), *([LABEL] if width > 1 else [])]
-    if kind_of(path) == CSV or (len(blocks) == 1 and len(blocks[0]) > _LONGEST_FILE_OF_ONE):
+    is_brat = path.suffix == ".ann"
+    if kind_of(path) == CSV or is_brat or (len(blocks) == 1 and len(blocks[0]) > _LONGEST_FILE_OF_ONE):
         problem = f"has no blank line, so that its {len(blocks[0]):,} words are one sentence: put one after each"
+        if is_brat:
+            problem = "holds brat's spans without their text: write JSON lines with text and spans"
         if kind_of(path) == CSV:
             problem = "is CSV: make lists of a row for each word, with .ffill() if only the first has a number"
         raise UserError(f"{path} {problem} (docs/converting.md, Words)")

@@ -360,3 +360,12 @@ def test_refusals(case, tmp_path):
     with pytest.raises(UserError, match=rf"{path.name}.*{message}") as refusal:
         read(path)
     assert "\n" not in str(refusal.value)
+
+
+def test_spans_of_brat_are_no_words(tmp_path):
+    """Its lines have a label, and with blanks or a dev set they would train."""
+    annotations = write(tmp_path / "a.ann", "T1\tPER 0 4\tAnna\nT2\tLOC 9 13\tRome\n")
+    with pytest.raises(
+        UserError, match=r"a.ann holds brat's spans without their text: write JSON lines with text and spans"
+    ):
+        read_sentences(annotations)
