@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import dropout as torch_dropout
-from torch.nn.functional import pad, scaled_dot_product_attention
+from torch.nn.functional import embedding, pad, scaled_dot_product_attention
 
 from amos_fairseq.functional.cpu import cpu_attention
 from amos_fairseq.functional.positions import Rotation, rotate, rotate_queries_and_keys
@@ -296,7 +296,7 @@ def disentangled_attention(
         query: [B,T,H,d].
         key_value: [B,T,2,H,d].
         table: [R,2,H,d], qr and kr of each row.
-        rows: [T,T] int64 (query, key), the row of each pair.
+        rows: [2T-1] int64, the row of each distance i - j, from T-1 down to 1-T.
         masked: [B or 1, 1, T or 1, T] bool, True where a query must not attend to a key; None: nowhere.
         dropout: of the weights, a function of them.
 
@@ -308,14 +308,22 @@ def disentangled_attention(
     key, value = key_value.transpose(1, 3).unbind(2)  # each [B,H,T,d]
     with torch.autocast(device_type, enabled=False) if is_real else contextlib.nullcontext():
         q, k, scale = query.transpose(1, 2).to(dtype), key.to(dtype), (3 * query.size(-1)) ** -0.5
-        relative_query, relative_key = table.to(dtype).permute(1, 2, 3, 0) * scale  # each [H,d,R]
-        pairs = rows.expand(*q.shape[:2], *rows.shape)
-        of_keys = (k @ relative_query).gather(-1, pairs.transpose(-2, -1)).transpose(-2, -1)
-        scores = (q * scale) @ k.transpose(-2, -1) + (q @ relative_key).gather(-1, pairs) + of_keys
+        # A row for each distance, and windows instead of an index for each pair: the gradient has one order of summation.
+        of_distances = embedding(rows, table.to(dtype).flatten(1)).view(-1, *table.shape[1:]) * scale
+        relative_query, relative_key = of_distances.permute(1, 2, 3, 0)  # each [H,d,2T-1]
+        of_keys = _windows(k @ relative_query.flip(-1)).transpose(-2, -1)
+        scores = (q * scale) @ k.transpose(-2, -1) + _windows(q @ relative_key) + of_keys
         if masked is not None:
             scores = scores.masked_fill(masked, torch.finfo(dtype).min)
         weights = dropout(scores.softmax(-1)).to(value.dtype)
         return (weights @ value).transpose(1, 2)
+
+
+def _windows(scores: Tensor) -> Tensor:
+    """Return, for row t of [B,H,T,2T-1], its columns T-1-t to 2T-2-t: [B,H,T,T]."""
+    batch, heads, length, width = scores.shape
+    strides = (heads * length * width, length * width, width - 1, 1)
+    return scores.contiguous().as_strided((batch, heads, length, length), strides, length - 1)
 
 
 class PackedKeys(NamedTuple):

@@ -48,15 +48,12 @@ BUCKETS = {"t5": t5_bucket, "amos": amos_bucket}
 
 
 def deberta_rows(length: int, num_rows: int, max_distance: int, device: torch.device) -> Tensor:
-    """Return the row of DeBERTa's table for each pair, [T,T] (query, key) int64 in [1, num_rows): that of query minus key.
+    """Return the row of DeBERTa's table for each distance of query minus key, from T-1 down to 1-T: [2T-1] int64 in [1, R).
 
     With R = ``num_rows``, distances of up to R / 4 have a row each. Beyond they share logarithmic buckets, and all from
     ``max_distance`` - 1 on the last one. Distance 0 has row R / 2; row 0 is never used.
     """
-    distance = torch.arange(1 - length, length, device=device)
-    rows = amos_bucket(distance, num_rows, max_distance) + 1
-    position = torch.arange(length, device=device)
-    return rows[position[:, None] - position + length - 1]
+    return amos_bucket(torch.arange(length - 1, -length, -1, device=device), num_rows, max_distance) + 1
 
 
 def toeplitz(values: Tensor) -> Tensor:

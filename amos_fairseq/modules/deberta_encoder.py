@@ -36,7 +36,7 @@ class DisentangledContext(NamedTuple):
     """What the attention of every layer needs beside its input."""
 
     table: Tensor  # [R,D], normalized
-    rows: Tensor  # [T,T] int64, the row of each pair (query, key)
+    rows: Tensor  # [2T-1] int64, the row of each distance of query minus key, the largest first
     masked: Tensor | None  # [B or 1, 1, T or 1, T] bool, True where a query must not attend to a key
     keys: Tensor | None = None  # [B,T,D] or packed, where keys and values are not those of the layer's input
 
@@ -139,9 +139,9 @@ class DebertaEncoder(TransformerEncoder):
         reach = length - 1 if length - 1 <= rows // 4 else rows // 2 - 1
         first = rows // 2 - reach
         table = self.relative_norm(self.relative_table.weight[first : rows // 2 + reach + 1])
-        of_pairs = deberta_rows(length, rows, self.shape.position_max_distance, device) - first
+        of_distances = deberta_rows(length, rows, self.shape.position_max_distance, device) - first
         return DisentangledContext(
-            table, of_pairs, masked_pairs(length, padding_mask, self.shape.attends_to, device=device)
+            table, of_distances, masked_pairs(length, padding_mask, self.shape.attends_to, device=device)
         )
 
     def run_last_layer(
@@ -156,7 +156,7 @@ class DebertaEncoder(TransformerEncoder):
         if self.decoder_positions is None:
             return self.run_layer(layer, states, context, positions, packing)
         table = self.decoder_positions.weight
-        z = table[: context.rows.size(0)] if packing is None else table[packing.positions()]
+        z = table[: states.size(1)] if packing is None else table[packing.positions()]
         context = context._replace(keys=states)
         decoded = self.run_layer(layer, z + states, context, None, packing)
         return self.run_layer(layer, decoded, context, positions, packing)
