@@ -8,6 +8,7 @@ from amos_fairseq.checkpoint_files import is_hugging_face
 from amos_fairseq.cli.arguments import add_overrides, import_fairseq, number, refuse_given, refuse_ranks
 from amos_fairseq.errors import UserError
 from amos_fairseq.experiments import recipe_file
+from amos_fairseq.inputs.files import COMPRESSIONS
 from amos_fairseq.output.terminal import say
 from amos_fairseq.recipes import PRECISIONS
 
@@ -95,10 +96,10 @@ def check_prediction(args: argparse.Namespace, *used: str, suffixes: tuple[str, 
     used += ("subcommand", "checkpoint", "predict", "out", "cpu")
     refuse_given(args, [name for name in vars(args) if name not in used], "has no effect with --predict")
     out = Path(args.out).absolute()
-    if suffixes and out.suffix.lower() not in suffixes:
-        raise UserError(
-            f"--out {args.out}: with --predict it is a file: give a name that ends with {', '.join(suffixes)}"
-        )
+    suffix = out.suffix.lower()
+    if suffix in COMPRESSIONS or (suffixes and suffix not in suffixes):
+        name = f"that ends with {', '.join(suffixes)}" if suffixes else f"without {suffix}"
+        raise UserError(f"--out {args.out}: with --predict it is a file, not compressed: give a name {name}")
     if os.path.lexists(out) or not out.parent.is_dir():
         problem = "exists" if os.path.lexists(out) else f"is in {out.parent}, which is no folder"
         raise UserError(f"{args.out} {problem}: give the name of a new file as --out")

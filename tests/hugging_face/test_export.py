@@ -98,7 +98,7 @@ def test_card_of_a_fine_tuned_model(tmp_path, monkeypatch):
     monkeypatch.setattr(export_module, "read_result", lambda folder: result)
     card = card_of(run, tmp_path / "out")
     for row in (
-        "| Scores on dev | accuracy 71.25, macro_f1 70; one seed |",
+        "| Scores on dev | accuracy 71.25, macro_f1 70; one seed, which may be the best of several on the same data |",
         "| sha256 of the data | 0a1b |",
         "| Started from | before/checkpoint_last.pt |",
         r"| Labels | *a*, b\|c |",
