@@ -176,8 +176,7 @@ def recipe_for(
         head_settings = OF_HEAD if overrides.get("freeze_encoder") else {}
         overrides = OF_ENCODER.get(str(start.model["encoder"]), {}) | of_checkpoint | head_settings | overrides
     width = int(start.model["encoder_embed_dim"])
-    size = size_for_width(width)
-    return load_recipe(name, size, overrides, width), overrides
+    return load_recipe(name, size_for_width(width), overrides, width), overrides
 
 
 def choose_precision(asked: str, devices: Sequence[str]) -> str:

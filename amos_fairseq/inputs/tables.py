@@ -52,8 +52,8 @@ class TableFile:
     Attributes:
         form: the kind, for people: also that the quotes of TSV are ordinary characters, where that was found.
         columns: the names of the columns; 1, 2, ... of TSV and CSV without a ``header``.
-        broken_lines: line numbers (from 1) where rows of TSV and CSV begin that have another number of columns. They are
-            left out, and so are blank lines, but for those of a table of one column.
+        broken_lines: line numbers (from 1) where rows of TSV and CSV begin that have another number of columns, or repeat the
+            header. They are left out, and so are blank lines, but for those of a table of one column.
         num_long_rows: rows of TSV and CSV that take several lines, because a line end is between quotes.
     """
 
@@ -120,7 +120,7 @@ class TableFile:
     @property
     def left_out(self) -> dict[str, int]:
         """Why rows were left out -> how many, after they were read."""
-        return {"with another number of columns than the first line": len(self.broken_lines)}
+        return {"with another number of columns than the first line, or equal to it": len(self.broken_lines)}
 
     def counted(self, what: str) -> str:
         """Return ``what`` is counted, and how many rows are more than a line, which quotes that belong to a text can join."""
@@ -139,7 +139,7 @@ class TableFile:
 
     def _separated_rows(self) -> Iterator[tuple[int, dict[str, str]]]:
         for number, fields in islice(self._records(self._on_read), int(self.header), None):
-            if len(fields) == len(self.columns):
+            if len(fields) == len(self.columns) and not (self.header and tuple(fields) == self.columns):
                 self.num_long_rows += any("\n" in field for field in fields)
                 yield number, dict(zip(self.columns, fields, strict=True))
             elif len(fields) > 1 or not is_blank(fields[0]):

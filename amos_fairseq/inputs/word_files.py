@@ -40,6 +40,7 @@ FORMS = (
     "sentence), and from JSON lines and Parquet with lists (tokens, tags) or a text and spans of its characters (text, "
     "label: [[start, end, label], ...]): docs/converting.md has commands for other files"
 )
+_OF_TEXT = "; text without labels has a sentence in each line, and blank lines between all of them or none"
 _LONGEST_FILE_OF_ONE = 200  # words of a file that may be a single sentence
 _DOCUMENT_START = "-DOCSTART-"
 _BLANKS = re.compile(r"[ \t]+")  # not str.split(), which also splits at a no-break space inside a word
@@ -271,7 +272,7 @@ def _read_columns(path: Path, blocks: Sequence[Lines], names: Sequence[str] | No
         for (number, _), cells in zip(block, rows, strict=True):
             if len(cells) != len(names) or not all(cells):
                 problem = f"{len(cells)} columns ({' '.join(cells):.60}), expected {', '.join(names)}"
-                raise UserError(f"{path}, line {number}: {problem}: {FORMS}")
+                raise UserError(f"{path}, line {number}: {problem}: {FORMS}{'' if labeled else _OF_TEXT}")
         columns = dict(zip(names, map(list, zip(*rows, strict=True)), strict=True))
         sentences.append(Sentence(columns.pop(WORD), columns, lines=[number for number, _ in block]))
     return WordFile(path, COLUMNS, sentences)
@@ -395,12 +396,12 @@ def _read_spans(table: TableFile, spans_name: str | None, column: str) -> WordFi
             left_out["rows whose answer is reject or ignore"] += 1
             continue
         is_text = isinstance(text, str) and isinstance(given, list)
-        spans = [_parse_span(span, len(text)) for span in given] if is_text else [None]
+        spans = [_parse_span(span, text) for span in given] if is_text else [None]
         if None in spans:
             problem = f"{text!r:.60} is no text, or {given!r:.60} no list of spans"
             if is_text:
                 problem = f"{given[spans.index(None)]!r:.100} is not start, end and label of a span in a text of {len(text):,} "
-                problem += "characters, counted from 0"
+                problem += "characters, counted from 0 (JavaScript counts an emoji twice), or its own text is not there"
             raise UserError(f"{table.path}, row {number}: {problem}: {FORMS}")
         sentence, ranges = words_in(text, number)
         if spans_name:
@@ -409,13 +410,15 @@ def _read_spans(table: TableFile, spans_name: str | None, column: str) -> WordFi
     return WordFile(table.path, f"{TEXTS}, spans in {spans_name}" if spans_name else TEXTS, sentences, left_out)
 
 
-def _parse_span(span: Any, num_characters: int) -> tuple[int, int, str] | None:
+def _parse_span(span: Any, text: str) -> tuple[int, int, str] | None:
+    own = span.get("text") if isinstance(span, dict) else None
     if isinstance(span, dict):
         span = [span.get("start", span.get("start_offset")), span.get("end", span.get("end_offset")), span.get("label")]
     if not isinstance(span, list) or len(span) != 3 or not all(type(place) is int for place in span[:2]):
         return None
     start, end, label = *span[:2], *(_texts_in(span[2:]) or [""])
-    return (start, end, label) if label and 0 <= start <= end <= num_characters else None
+    is_there = not isinstance(own, str) or own.split() == text[max(start, 0) : max(end, 0)].split()
+    return (start, end, label) if label and 0 <= start <= end <= len(text) and is_there else None
 
 
 def _labels_of_words(

@@ -184,8 +184,7 @@ def make_bar(stock: Callable[..., Any], iterator: Any, *args: Any, **kwargs: Any
         for hook in active:
             hook.before_bar(directory, iterator, kwargs)
     bar = stock(iterator, *args, **kwargs)
-    is_first_rank = distributed_utils.get_global_rank() == 0
-    return RunBar(bar, iterator, directory, is_training) if is_first_rank else bar
+    return bar if distributed_utils.get_global_rank() else RunBar(bar, iterator, directory, is_training)
 
 
 class RunBar(progress_bar.BaseProgressBar):

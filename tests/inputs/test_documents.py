@@ -58,7 +58,7 @@ def test_rows_without_a_text_are_counted(tmp_path, capsys):
     assert documents(path) == as_documents("a\nb", "c")
     assert capsys.readouterr().err == (
         f"prepare: {path}: 2 documents (1 of several lines, between quotes); left out: 1 with another number of columns "
-        "than the first line\n"
+        "than the first line, or equal to it\n"
     )
     path = written(tmp_path / "t.txt", "caf\ufffd \ufffd\n\nb\n")
     assert documents(path) == as_documents("caf\ufffd \ufffd", "b")

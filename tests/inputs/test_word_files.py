@@ -181,7 +181,7 @@ SPANS = [
     '{"id": 2, "start_offset": 23, "end_offset": 31, "label": "LOC"}], "relations": []',
     '"tokens": [{"text": "He", "start": 0}], "answer": "accept", "spans": [{"start": 9, "end": 18, "token_start": 3, '
     '"label": "PER"}, {"start": 23, "end": 31, "token_start": 7, "label": "LOC"}]',
-    '"ents": [{"start": 9, "end": 18, "label": "PER"}, {"start": 23, "end": 31, "label": "LOC"}], "tokens": [{"id": 0}]',
+    '"ents": [{"start": 9, "end": 18, "label": "PER"}, {"start": 23, "end": 31, "label": "LOC", "text": "New York"}]',
 ]
 
 
@@ -317,7 +317,16 @@ REFUSED = [
     (read_sentences, '{"text": null, "spans": []}', "row 1: None is no text, or .. no list of spans: words"),
     *(
         (read_sentences, f'{{"text": "a", "spans": [[0, 1, "X"], {span}]}}', "row 1: .* is not start, end and label of")
-        for span in ['"O"', "[0,1]", '[0,1.0,"X"]', '[1,0,"X"]', '{"start":0,"end":1}', '[-1,1,"X"]', '[0,1,""]']
+        for span in [
+            '{"start":0,"end":1,"label":"X","text":"b"}',
+            '"O"',
+            "[0,1]",
+            '[0,1.0,"X"]',
+            '[1,0,"X"]',
+            '{"start":0,"end":1}',
+            '[-1,1,"X"]',
+            '[0,1,""]',
+        ]
     ),
     (
         read_sentences,

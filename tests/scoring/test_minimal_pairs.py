@@ -185,11 +185,13 @@ def test_unknown_pieces_and_long_sentences(runs, tmp_path):
 
 
 def test_pairs_of_multiblimp_and_tables_of_blimp(tmp_path, capsys):
-    """Their columns, without a phenomenon in the second row; a row with other columns is counted."""
-    (tmp_path / "deu.tsv").write_text("sen\twrong_sen\tphenomenon\na b\ta c\tSV-#\nd e\tf e\t\nx\n")
+    """Their columns, without a phenomenon in the second row; rows with other columns and a second header are counted."""
+    (tmp_path / "deu.tsv").write_text(
+        "sen\twrong_sen\tphenomenon\na b\ta c\tSV-#\nd e\tf e\t\nx\nsen\twrong_sen\tphenomenon\n"
+    )
     found = [(pair.line, pair.good, pair.bad, pair.uid, pair.term) for pair in read_pairs(tmp_path / "deu.tsv")]
     assert found == [(2, "a b", "a c", "SV-#", "-"), (3, "d e", "f e", "deu", "-")]
-    assert "deu.tsv: 2 pairs; left out: 1 with another number of columns" in capsys.readouterr().err
+    assert "deu.tsv: 2 pairs; left out: 2 with another number of columns" in capsys.readouterr().err
     (tmp_path / "b.csv").write_text('UID,linguistics_term,sentence_bad,sentence_good\nu,t,"a, c",b\n')
     assert [(pair.good, pair.bad, pair.uid, pair.term) for pair in read_pairs(tmp_path / "b.csv")] == [
         ("b", "a, c", "u", "t")

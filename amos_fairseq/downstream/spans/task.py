@@ -243,8 +243,7 @@ class SquadTask(LabeledTask):
 
     @classmethod
     def setup_task(cls, cfg: SquadConfig, **kwargs: Any) -> "SquadTask":
-        directories = prepared_directories(cfg, several=False)
-        return cls(cfg, *open_vocabulary(directories, separator=cfg.separator_token))
+        return cls(cfg, *open_vocabulary(prepared_directories(cfg, several=False), separator=cfg.separator_token))
 
     def add_head(self, model: SpanModel) -> dict[str, HeadOutputs]:
         model.register_span_head(str(self.cfg.span_head))

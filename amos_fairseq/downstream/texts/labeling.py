@@ -47,8 +47,7 @@ def name_predictions(kind: str, labels: Sequence[str], values: np.ndarray) -> li
 
 def spell_predictions(kind: str, labels: Sequence[str], values: np.ndarray) -> list[str]:
     """Return predictions or targets as cells of a table: names as they are, numbers and lists of names as JSON."""
-    cells = name_predictions(kind, labels, values)
-    return [cell if isinstance(cell, str) else as_json(cell) for cell in cells]
+    return [name if isinstance(name, str) else as_json(name) for name in name_predictions(kind, labels, values)]
 
 
 def predict_logits(
@@ -94,7 +93,9 @@ def label_table(
     if probabilities and head.kind == "number":
         raise UserError(f"--probabilities: {head.name} is a number: leave it out")
     added += [f"{PROBABILITY} {label}" for label in head.labels] if probabilities else []
-    columns = list(dict.fromkeys([*table.columns, *added]))  # those of an earlier model are replaced
+    columns = list(dict.fromkeys([*table.columns, *added]))
+    if replaced := [name for name in added if name in table.columns]:  # those of an earlier model
+        say(f"{file}: {out.name} has new values in {', '.join(replaced)}: rename its columns to keep them", "classify")
     counted: Counter[str] = Counter()
 
     def labeled_rows() -> Iterator[dict[str, Any]]:
@@ -118,8 +119,7 @@ def label_table(
 
     with progress_bar(None, "label", "row", delay=2) as bar:
         write_lines(out, table_lines(out.suffix.lower(), columns, labeled_rows()))
-    num_broken = len(table.broken_lines)
-    without = {"without text": counted["rows"] - counted["with text"] - num_broken} | table.left_out
+    without = {"without text": counted["rows"] - counted["with text"] - len(table.broken_lines)} | table.left_out
     print_counts(file, counted["with text"], table.counted("rows are labeled"), without, "classify")
     if counted["cut"]:
         say(f"{file}: {counted['cut']:,} rows of more than {loaded.model.max_positions()} tokens are cut", "classify")

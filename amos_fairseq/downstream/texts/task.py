@@ -81,8 +81,7 @@ class TextClassificationTask(LabeledTask):
     @classmethod
     def setup_task(cls, cfg: TextClassificationConfig, **kwargs: Any) -> "TextClassificationTask":
         (directory,) = prepared_directories(cfg, several=False)
-        record = read_task_record(directory)
-        return cls(cfg, *vocabulary_of([directory], cfg.separator_token), record)
+        return cls(cfg, *vocabulary_of([directory], cfg.separator_token), read_task_record(directory))
 
     def add_head(self, model: TextModel) -> dict[str, HeadOutputs]:
         record = self.record

@@ -190,7 +190,7 @@ def test_every_row_of_the_table_is_one_of_the_result(results, tmp_path, capsys):
     """The predictions are those of a table without the rows that have none."""
     whole, gaps = tmp_path / "whole.tsv", tmp_path / "gaps.tsv"
     whole.write_text("text\tid\n" + "".join(f"{text}\t{n}\n" for n, text in enumerate(TEXTS)))
-    lines = ["broken", "\t7", "\u200b\u00a0\t8", f"{TEXTS[0]}\t0", "one\ttoo\tmany"]
+    lines = ["broken", "text\tid", "\t7", "\u200b\u00a0\t8", f"{TEXTS[0]}\t0", "one\ttoo\tmany"]
     lines += [f"{text}\t{n + 1}" for n, text in enumerate(TEXTS[1:])] + ["broken"]
     gaps.write_text("text\tid\n" + "".join(f"{line}\n" for line in lines))
     assert label(results, whole, tmp_path / "whole.jsonl") == len(TEXTS)
@@ -198,16 +198,19 @@ def test_every_row_of_the_table_is_one_of_the_result(results, tmp_path, capsys):
     capsys.readouterr()
     assert label(results, gaps, tmp_path / "gaps.jsonl") == len(lines)
     printed = capsys.readouterr().err
-    left_out = "2 without text, 3 with another number of columns than the first line"
+    left_out = "2 without text, 4 with another number of columns than the first line, or equal to it"
     assert f"gaps.tsv: 5 rows are labeled; left out: {left_out}\n" in printed
     assert f"gaps.tsv: the first: {TEXTS[0]}\n" in printed
     rows = read_jsonl(tmp_path / "gaps.jsonl")
-    assert [row["id"] for row in rows] == [None if line.count("\t") != 1 else line.split("\t")[1] for line in lines]
+    ids = [cells[1] if len(cells := line.split("\t")) == 2 else None for line in lines]
+    assert [row["id"] for row in rows] == [None if name == "id" else name for name in ids]
     labeled = [row for row in rows if row["prediction"] is not None]
     assert [[row[name] for name in ("text", "prediction")] for row in labeled] == expected
     assert all(row["probability"] is None for row in rows if row["prediction"] is None)
     label(results, gaps, tmp_path / "gaps.csv")
     assert [row["prediction"] or None for row in read_csv(tmp_path / "gaps.csv")] == [row["prediction"] for row in rows]
+    label(results, tmp_path / "gaps.csv", tmp_path / "again.csv")
+    assert "gaps.csv: again.csv has new values in prediction, probability: rename" in capsys.readouterr().err
 
 
 def test_values_of_json_that_are_no_text(results, tmp_path, capsys):
