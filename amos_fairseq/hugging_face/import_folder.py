@@ -457,8 +457,7 @@ def read_folder_tokenizer(path: Path, num_rows: int = 1) -> FastTokenizer:
     if os.path.lexists(path / FastTokenizer.model_file):
         return FastTokenizer.from_files(path, {})
     if os.path.isfile(path / SPM_FILE):
-        model = read_bytes(path / SPM_FILE, WHOLE_FOLDER)
-        return from_sentencepiece(path / SPM_FILE, model, _COMPARED, num_rows)
+        return from_sentencepiece(path / SPM_FILE, read_bytes(path / SPM_FILE, WHOLE_FOLDER), _COMPARED, num_rows)
     # Opening a pipe would wait for its writer.
     are_files = path.is_dir() and all(file.is_dir() or os.path.isfile(file) for file in path.iterdir())
     settings = read_json(path / "tokenizer_config.json", WHOLE_FOLDER, optional=True, **LAST_KEYS) or {}

@@ -97,9 +97,8 @@ def parse_number(value: Any) -> float:
     """Return the number of a label that has to be one; raise ``ValueError`` if it is none."""
     number = number_of(value)
     if number is None:
-        raise ValueError(
-            f"the label {str(value)[:60]!r} is not a number from -{LARGEST_NUMBER:g} to {LARGEST_NUMBER:g}"
-        )
+        limits = f"-{LARGEST_NUMBER:g} to {LARGEST_NUMBER:g} (docs/converting.md, Tables)"
+        raise ValueError(f"the label {str(value)[:60]!r} is not a number from {limits}")
     return number
 
 

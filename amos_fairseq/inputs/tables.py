@@ -214,6 +214,8 @@ def require_columns(table: TableFile, names: Sequence[str], choose: str = "give 
     """Refuse a table that lacks one of these columns; ``choose``: how others are chosen, the end of the message."""
     if len(table.columns) == 1 and (separator := re.search("[;|\t]", table.columns[0])):
         choose = f"its columns are separated by {separator[0]!r}: convert it (docs/converting.md, Tables)"
+    if table.columns[0].startswith("#"):
+        choose = "where its first line is a comment, remove it"
     for name in names:
         if not table.has(name):
             raise UserError(

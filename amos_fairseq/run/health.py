@@ -80,8 +80,7 @@ def not_finite(logging_outputs: list[dict[str, Any]]) -> dict[str, float]:
             is_loss = "loss" in key and "scale" not in key and (not torch.is_tensor(value) or value.numel() == 1)
             if is_loss and not math.isfinite(float(value)):
                 broken[key] = float(value)
-    parts = {key: loss for key, loss in broken.items() if key != "loss"}
-    return parts or broken
+    return {key: loss for key, loss in broken.items() if key != "loss"} or broken
 
 
 def stop(trainer: Trainer, update: int, what: str, broken: dict[str, float]) -> None:

@@ -175,11 +175,11 @@ def test_sentences_that_are_read_alike_are_scored_once(runs, tmp_path, monkeypat
 
 def test_unknown_pieces_and_long_sentences(runs, tmp_path):
     loaded = load_checkpoint(runs["amos"])
-    pairs = [("the fox", f"the {UNKNOWN}"), ("the fox", "the fox " * 100), ("a dog", "the dog"), ("a", "  ")]
+    pairs = [("the fox", f"the {UNKNOWN}"), ("the fox", "the fox " * 100), ("a dog", "the dog"), ("a", "  "), ("", "a")]
     content = scored(tmp_path, loaded, pairs)
     assert [pair["line"] for pair in content["pairs"]] == [1, 3]
     assert content["pairs"][0]["bad"] < unknown_log_prob(len(UNKNOWN), len(loaded.dictionary))
-    assert (content["setup"]["left_out"], content["overall"]["pairs"]) == (2, 2)
+    assert (content["setup"]["left_out"], content["overall"]["pairs"]) == (3, 2)
     with pytest.raises(UserError, match="no pair of sentences of 3 to 150 tokens"):
         scored(tmp_path, loaded, pairs[1:2])
 

@@ -326,8 +326,7 @@ class MultiTaskGlue(Glue):
         check_epoch(num_rows, max(trial.batch_size for trial in trials))
         sha256 = content_sha256({task.name: [task.data_sha256, task.num_examples] for task in tasks})
         notes = tuple(note for task in tasks for note in task.notes)
-        task = BenchmarkTask(MULTI, num_rows, AVERAGE, sha256, trials, notes, continues_across_epochs=True)
-        return {MULTI: task}
+        return {MULTI: BenchmarkTask(MULTI, num_rows, AVERAGE, sha256, trials, notes, continues_across_epochs=True)}
 
     @property
     def model_name(self) -> str:
