@@ -106,7 +106,9 @@ class DocumentFile:
         for number, row in table.rows([self.column]):
             text = row[self.column]
             if not isinstance(text, str | None):
-                raise UserError(f"{self.path}, row {number}: {self.column} is {text!r:.60}, not a text")
+                raise UserError(
+                    f"{self.path}, row {number}: {self.column} is {text!r:.60}, not a text (docs/converting.md, JSON)"
+                )
             document = "".join(f"{line}\n" for line in clean_lines(text or "") if line).encode("utf-8")
             refuse_large(document, self.path, f"row {number}")
             if document:

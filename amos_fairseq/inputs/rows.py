@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -103,9 +104,10 @@ def parse_number(value: Any) -> float:
 
 
 def name_of(value: Any) -> str:
-    """Return the name of a class: 1 for 1.0 and "1.00", as tables with missing values spell whole numbers, true for True, and
-    with one plain space in place of others, such as the no-break spaces of web pages."""
-    name = str(value).lower() if isinstance(value, bool) else printable(" ".join(str(value).split()))
+    """Return the name of a class: 1 for 1.0 and "1.00", as tables with missing values spell whole numbers, true for True,
+    one plain space for others, such as the no-break spaces of web pages, and NFC, so that letters with accents are one."""
+    text = unicodedata.normalize("NFC", " ".join(str(value).split()))
+    name = str(value).lower() if isinstance(value, bool) else printable(text)
     whole = re.fullmatch(r"(-?[0-9]+)\.0+", name)
     return whole[1] if whole else name
 

@@ -55,11 +55,12 @@ COMMANDS = {
     "tar": (tarred(), READ),
     "bunzip2": (bz2.compress(TEXT.encode()), READ),
     "tr": (TEXT.replace("\n", "\r").encode(), READ),
-    "sed -E": ("Caf\u00e9 one.\n<|endoftext|>\nTwo.\n* * *\n".encode(), READ),
+    "sed -E 's/^(": ("Caf\u00e9 one.\n<|endoftext|>\nTwo.\n* * *\n".encode(), READ),
     "sed 's/^[ ": (" Caf\u00e9\none.\n Two.\n".encode(), ["Caf\u00e9\none.\n", "Two.\n"]),
     "awk '{ gsub": ("Caf\u00e9\r\n  one.\r\n \r\n\r\nTwo.\r\n".encode(), READ),
     "awk '{ print": (b"a\tX\n.\tY\nb\tX\n?\tY\n", [["a/X", "./Y"], ["b/X", "?/Y"]]),
     "awk '!": (CONLL2012.encode(), [["De/B-PER", "la/I-PER", "O/I-PER", "to/O"], ["Rom/B-LOC", "Oz/B-LOC", "./O"]]),
+    "sed -E 's/([ ": (b"a B-X\nb M-X\nc E-X\nd\tM-X\n", [["a/B-X", "b/I-X", "c/E-X", "d/I-X"]]),
     "fold": (b"word " * 1000 + b"\n", [f"{('word ' * 800).strip()}\n{('word ' * 200).strip()}\n"]),
     "sed -n": ("# text = Caf\u00e9 one.\n1\tCaf\u00e9\n\n# text = Two.\n1\tTwo\n".encode(), ["".join(READ)]),
     "jq -c '.[]' ": (json.dumps(ROWS, indent=1).encode(), READ),
@@ -67,6 +68,7 @@ COMMANDS = {
     "jq -c '.[] | {text: .}'": (json.dumps([row["text"] for row in ROWS]).encode(), READ),
     "jq -c '.[] | {text: .[1]": (json.dumps([["a", row["text"]] for row in ROWS]).encode(), READ),
     "jq -c . ": ("".join(json.dumps(row, indent=1) for row in ROWS).encode(), READ),
+    "jq -c '.text": (json.dumps({"text": ["Caf\u00e9 one.", "Two."]}).encode(), ["Caf\u00e9 one.\nTwo.\n"]),
     "jq -r": ("".join(json.dumps({"text": f"{row['text']}\n"}) for row in ROWS).encode(), ["Caf\u00e9 one.\nTwo.\n"]),
 }
 
@@ -107,6 +109,10 @@ def test_tables_by_pandas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     *_, write = tables.strip().splitlines()
     inputs = {
         'sep=";"': ("old.csv", 'review;stars\na;1,5\n"b;c";2,5\n', [("a", "1.5"), ("b;c", "2.5")]),
+        "escapechar": ("old.csv", 'review,stars\n"a \\"b\\", c",x\n', [('a "b", c', "x")]),
+        "skipinitialspace": ("old.csv", 'review, stars\n"a", "x, y"\n', [("a", "x, y")]),
+        "skiprows": ("old.csv", 'review,stars\nWhat?,How?\n"{""ImportId"":1}",{}\na,x\n', [("a", "x")]),
+        "read_json": ("old.json", '{"review": {"0": "a"}, "stars": {"0": "x"}}', [("a", "x")]),
         "na_values": ("old.csv", "review,stars\na,x\n\\N,y\n", [("a", "x"), ("", "y")]),
     }
     for line in tables.splitlines():

@@ -129,12 +129,7 @@ TABLES = [
         {},
         "line 1: 11 of its 23 bytes are NUL, as in UTF-16 without a byte-order mark: convert the whole file",
     ),
-    (
-        "comment.csv",
-        b"# made in May\ntext,label\na,b\n",
-        {},
-        "has # made in May: where its first line is a comment, remove it",
-    ),
+    ("comment.csv", b"# made in May\ntext,label\na,b\n", {}, "where its first line is a comment, remove it"),
     (
         "semicolons.csv",
         b"text;label\ngood;a\n",

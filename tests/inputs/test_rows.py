@@ -44,8 +44,9 @@ def test_missing_values():
 def test_names_of_classes():
     assert sorted_names({"10", "9", "-1.5"}) == ["-1.5", "9", "10"]
     assert sorted_names({"nan", "10", "9"}) == ["10", "9", "nan"]
-    values = (1.0, "1.00", " a ", True, 0, "01", "1.5", "-2.0", "New\xa0York", "a\tb", "a\u200b")
-    assert list(map(name_of, values)) == ["1", "1", "a", "true", "0", "01", "1.5", "-2", "New York", "a b", "a\ufffd"]
+    values = (1.0, "1.00", " a ", True, 0, "01", "1.5", "-2.0", "New\xa0York", "a\tb", "e\u0301")
+    assert list(map(name_of, values)) == ["1", "1", "a", "true", "0", "01", "1.5", "-2", "New York", "a b", "\u00e9"]
+    assert name_of("a\u200b") == "a\ufffd"
     assert parse_label(["b", None, "a", "", "b", 1.0], "labels", ",") == ["b", "a", "1"]
     assert parse_label("a; b;a;", "labels", ";") == ["a", "b"]
     assert parse_label("", "labels", ",") == parse_label(None, "labels", ",") == []

@@ -92,8 +92,7 @@ def read_settings(arguments: argparse.Namespace, max_positions: int) -> SquadSet
     stride = arguments.doc_stride or min(usual.doc_stride, max(1, tokens // 4))
     question = arguments.max_question_length or min(usual.question, max(1, tokens // 2))
     head = arguments.span_head or HEAD_OF_RECIPE.get(arguments.recipe, "independent")
-    windows = WindowLimits(tokens, stride, question)
-    return SquadSettings(head, windows, arguments.max_answer_length)
+    return SquadSettings(head, WindowLimits(tokens, stride, question), arguments.max_answer_length)
 
 
 def open_squad(session: Session, data: Path, settings: SquadSettings) -> "Squad":

@@ -301,8 +301,7 @@ def results_of_columns(result: RunResult) -> list[RunResult]:
     if len(names) == 1:
         return [result]
     main_scores = {name: main_score(f"{name} f1" in result.scores) for name in names}
-    parts = divide(result, main_scores)
-    return [dataclasses.replace(part, task=task_of_column(part.task, names)) for part in parts]
+    return [dataclasses.replace(part, task=task_of_column(part.task, names)) for part in divide(result, main_scores)]
 
 
 def word_trials(
