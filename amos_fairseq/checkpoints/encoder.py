@@ -204,7 +204,9 @@ class Encoder(nn.Module):
                 with_input=True,
                 lengths=[len(each) for each, _ in inputs],
             )
-        wanted = [outputs[-1], *outputs] if all_layers else [outputs[-1]]
+            wanted = (
+                [outputs[-1], *outputs] if all_layers else [outputs[-1]]
+            )  # ModernBERT's are normalized when they are read
         return [tuple(each[row, : len(tokens)] for each in wanted) for row, (tokens, _) in enumerate(inputs)]
 
     def _features(self, inputs: list[tuple[Tensor, Tensor]], encoded: list[tuple[Tensor, ...]]) -> Features:

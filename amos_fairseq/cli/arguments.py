@@ -16,6 +16,7 @@ from typing import Any
 import amos_fairseq
 from amos_fairseq.checkpoint_files import checkpoint_file, is_hugging_face
 from amos_fairseq.errors import UserError
+from amos_fairseq.experiments.records import best_checkpoint
 from amos_fairseq.output.terminal import say
 from amos_fairseq.recipes import did_you_mean
 
@@ -29,7 +30,7 @@ def import_fairseq(
         if path is not None and not Path(path).exists():
             raise UserError(f"{path}: no such file or folder")
     if checkpoint is not None and not is_hugging_face(Path(checkpoint)):
-        checkpoint_file(Path(checkpoint))
+        checkpoint_file(best_checkpoint(Path(checkpoint)))
     if name is not None:
         say(f"reading {checkpoint}", name)
     amos_fairseq.register()

@@ -21,8 +21,7 @@ HUGGING_FACE, MICROSOFT_AMOS = "hugging-face", "microsoft-amos"
 
 def add_parser(subparsers: Any) -> None:
     text = "convert a Hugging Face model or the released AMOS checkpoint"
-    parser = add_subcommand(subparsers, "import", text, DESCRIPTION, run)
-    add = parser.add_argument
+    add = add_subcommand(subparsers, "import", text, DESCRIPTION, run).add_argument
     add("source", metavar="SOURCE", type=Path, help="folder of the model, or the released checkpoint")
     add("out", metavar="OUT.pt", type=Path, help="checkpoint to write")
     text = f"kind of SOURCE: {HUGGING_FACE} or {MICROSOFT_AMOS}"

@@ -19,8 +19,7 @@ counted, about a second each. A run says after its first updates how long it tak
 
 
 def add_parser(subparsers: Any) -> None:
-    parser = add_subcommand(subparsers, "recipes", "list the recipes of amos train", DESCRIPTION, run)
-    add = parser.add_argument
+    add = add_subcommand(subparsers, "recipes", "list the recipes of amos train", DESCRIPTION, run).add_argument
     add("recipes", nargs="*", metavar="RECIPE", help="names or paths of YAML files (default: all recipes but variants)")
     add("--variants", action="store_true", help="list the variants of the papers as well")
     add("--json", action="store_true", help="print JSON instead of a table")

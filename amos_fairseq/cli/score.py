@@ -50,8 +50,7 @@ def run(arguments: argparse.Namespace) -> None:
     loaded.model.to(arguments.device)
     out = arguments.out
     if arguments.pairs is None:
-        scorer = build_token_scorer(loaded, arguments.batch_tokens)
-        score_file(loaded, scorer, arguments.file, out)
+        score_file(loaded, build_token_scorer(loaded, arguments.batch_tokens), arguments.file, out)
     else:
         score_pairs(loaded, arguments.pairs, arguments.batch_tokens, out).print()
     if out is not None:

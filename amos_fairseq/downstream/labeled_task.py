@@ -207,8 +207,7 @@ class MixedTasks(LabeledSequences):
         training: bool,
         exponent: float = SAMPLING_EXPONENT,
     ) -> None:
-        directory = next(iter(tasks.values())).directory
-        super().__init__(directory, split, seed, training)
+        super().__init__(next(iter(tasks.values())).directory, split, seed, training)
         self.source = ", ".join(rows.source for rows in tasks.values())
         self.tasks = dict(tasks)
         self.starts = np.cumsum([0, *map(len, tasks.values())])[:-1]

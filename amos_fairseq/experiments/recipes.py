@@ -296,5 +296,4 @@ def _with_numbers(value: Any, width: int) -> Any:
     match = re.fullmatch(r"(\d+|\d*\.\d+)/([1-9]\d*|width|width\^1\.5)", value) if isinstance(value, str) else None
     if match is None:
         return value
-    powers = {"width": width, "width^1.5": width**1.5}
-    return float(match[1]) / float(powers.get(match[2], match[2]))
+    return float(match[1]) / float({"width": width, "width^1.5": width**1.5}.get(match[2], match[2]))

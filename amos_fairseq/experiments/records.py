@@ -126,8 +126,7 @@ class Spread:
 
 
 def spread_of(values: Sequence[float]) -> Spread:
-    deviation = statistics.stdev(values) if len(values) > 1 else None
-    return Spread(statistics.median(values), deviation, len(values))
+    return Spread(statistics.median(values), statistics.stdev(values) if len(values) > 1 else None, len(values))
 
 
 def spreads_of(results: Sequence[RunResult]) -> dict[str, Spread]:

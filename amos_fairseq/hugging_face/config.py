@@ -30,12 +30,7 @@ POSITION_OFFSET |= {DEBERTA_V2: 0}
 SAME_AS = {"xlm-roberta": "roberta"}
 # What the encoders here compute: the value of a setting, if the configuration has it. In transformers 5, only families that can
 # be decoders have is_decoder. MPNet and RoBERTa compute positions from the padding id.
-_BERT = {
-    "hidden_act": "gelu",
-    "position_embedding_type": "absolute",
-    "is_decoder": False,
-    "add_cross_attention": False,
-}
+_BERT = {"hidden_act": "gelu", "position_embedding_type": "absolute", "is_decoder": False, "add_cross_attention": False}
 _COMPUTED = {
     "bert": _BERT,
     "electra": _BERT,

@@ -264,8 +264,7 @@ def write_model(folder: Path, part: Part, rows: TokenIds) -> int:
     state = to_hugging_face(part.family, part.head, weights)
     if not part.head.has_class and getattr(model, "pooler", None) is not None:
         width = part.shape.width
-        identity = {"pooler.dense.weight": torch.eye(width), "pooler.dense.bias": torch.zeros(width)}
-        state = identity | state
+        state = {"pooler.dense.weight": torch.eye(width), "pooler.dense.bias": torch.zeros(width)} | state
     # A masked language model has no pooler, but AutoModel reads it from the same file.
     known = model.state_dict().keys()
     pooler = {name: tensor for name, tensor in state.items() if ".pooler." in name and name not in known}

@@ -326,8 +326,7 @@ def read_pair(
     if generator is None and not (path / GENERATOR_FILE).is_file():
         return settings, {}, []
     source = generator or path
-    is_of_authors = (source / GENERATOR_FILE).is_file()
-    other = read_folder(source, is_of_authors)
+    other = read_folder(source, (source / GENERATOR_FILE).is_file())
     if other.family != DEBERTA_V2:
         refuse_generator(source, "it is no DeBERTaV3")
     there = encoder_settings(DEBERTA_V2, other.config)

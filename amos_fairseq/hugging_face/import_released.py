@@ -163,5 +163,4 @@ def shift_buckets(table: Tensor, settings: Any) -> Tensor:
     positions. Ours belongs to the largest distance of the scheme, which a model with fewer than 128 positions does not reach.
     """
     farthest = torch.tensor([1 - settings.max_positions])
-    row = amos_bucket(farthest, len(table), settings.relative_position_max_distance).item()
-    return table.roll(row, dims=0)
+    return table.roll(amos_bucket(farthest, len(table), settings.relative_position_max_distance).item(), dims=0)

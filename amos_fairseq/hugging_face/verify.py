@@ -67,8 +67,7 @@ def load_folder(folder: Path, part: Part) -> tuple["PreTrainedTokenizerBase", nn
         from amos_fairseq.hugging_face.custom_code.tokenization_amos import AmosTokenizer
 
         tokenizer_class = AmosTokenizer
-    model = model_class.from_pretrained(folder, dtype=torch.float32)
-    return tokenizer_class.from_pretrained(folder), model.eval()
+    return tokenizer_class.from_pretrained(folder), model_class.from_pretrained(folder, dtype=torch.float32).eval()
 
 
 def compare_token_ids(tokenizer: "PreTrainedTokenizerBase", loaded: LoadedCheckpoint, ids: Tensor) -> str:

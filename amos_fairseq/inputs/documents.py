@@ -138,5 +138,4 @@ class _Wrapping:
     def width(self) -> int:
         """Return the width, or 0 if there is none."""
         fits, width = max((fits, width) for width, fits in enumerate(itertools.accumulate(self._changes)))
-        is_wrapped = min(2 * self._num_inside, fits / 0.8) > self._num_pairs >= 30 <= width
-        return width if is_wrapped else 0
+        return width if min(2 * self._num_inside, fits / 0.8) > self._num_pairs >= 30 <= width else 0

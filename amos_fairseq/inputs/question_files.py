@@ -152,15 +152,10 @@ def _question(node: dict[str, Any], labeled: bool) -> Question:
         pairs = list(zip(answers["text"], answers["answer_start"], strict=True))
     else:
         pairs = [(answer["text"], answer["answer_start"]) for answer in answers]
-    answers = tuple(
-        _answer(text_in(text), whole_number(start, -LARGEST_COUNT)) for text, start in pairs if text.strip()
-    )
+    pairs = [(text_in(text), whole_number(start, -LARGEST_COUNT)) for text, start in pairs if text.strip()]
+    # Without the blanks at the ends, which people mark by mistake.
+    answers = tuple(Answer(text.strip(), start + len(text) - len(text.lstrip())) for text, start in pairs)
     return Question(name, text_in(node["question"]), answers, not answers)
-
-
-def _answer(text: str, start: int) -> Answer:
-    """Return an answer without the blanks at its ends, which people mark by mistake."""
-    return Answer(text.strip(), start + len(text) - len(text.lstrip()))
 
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")

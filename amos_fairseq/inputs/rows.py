@@ -54,8 +54,7 @@ def infer_kind(labels: Sequence[Any]) -> str:
     if any(isinstance(label, list) for label in labels):
         return "labels"
     numbers = list(map(number_of, labels))
-    are_numbers = None not in numbers and not all(map(float.is_integer, numbers))
-    return "number" if are_numbers else "classes"
+    return "number" if None not in numbers and not all(map(float.is_integer, numbers)) else "classes"
 
 
 def parse_label(value: Any, kind: str, separator: str) -> str | list[str] | float:

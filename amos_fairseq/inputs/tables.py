@@ -65,7 +65,8 @@ class TableFile:
         self.broken_lines: list[int] = []
         self.num_long_rows = 0
         if self.kind == TEXT:
-            raise UserError(f"{path} is no table by its name; {FORMS}")
+            problem = "is no table by its name: .tsv, .csv, .jsonl and .parquet are, and folders of datasets"
+            raise UserError(f"{path} {problem} (docs/converting.md)")
         if self.kind in (TSV, CSV):
             self._quotes = self.kind == CSV or (quotes and has_quotes_of_csv(path))
             if quotes and not self._quotes:
@@ -356,8 +357,9 @@ def held_out(
             dev += groups[group]
     if len(groups) < 10 or not dev:
         of_classes = "" if classes is None else f" of {len(sizes):,} classes"
+        advice = "exchange --text and --label" if classes and len(sizes) > len(groups) else "give --dev"
         raise UserError(
-            f"{source} has {len(groups)} different {what}{of_classes}, too few to choose dev {what}: give --dev"
+            f"{source} has {len(groups)} different {what}{of_classes}, too few to choose dev {what}: {advice}"
         )
     return sorted(dev)
 

@@ -21,7 +21,7 @@ from amos_fairseq.inputs.tables import TableFile, require_columns
 MANIFEST = "tagging.json"
 # In the manifest. The second is there if words train in the raw text: some have no space between them; the third is the
 # name of the training file if the dev sentences were chosen from it.
-SEEN, RAW_TEXT, HELD_OUT = "dev_sentences_in_train", "raw_text", "held_out"
+SEEN, RAW_TEXT, HELD_OUT, SIGNS = "dev_sentences_in_train", "raw_text", "held_out", "signs"
 # Names of tasks, and so of folders in OUT of amos tag, begin with this: results of other benchmarks are not taken for these.
 TASK_PREFIX = "tagging-"
 UNLABELED = "unlabeled"  # the split of sentences without labels
@@ -35,6 +35,7 @@ _SPANS = ("spans", "ents", "entities", "labels", "label")  # the columns of span
 # Spaces, punctuation as BERT's tokenizer has it, and characters of scripts without spaces; the last two are words of their own.
 _UNSPACED_CHARACTERS = pre_tokenizers.Split(Regex(UNSPACED.pattern), "isolated")
 _DIVIDED = pre_tokenizers.Sequence([pre_tokenizers.BertPreTokenizer(), _UNSPACED_CHARACTERS])
+_INSIDE = re.compile(r"(?<=\w)[^\w\s](?=\w)")
 FORMS = (
     "words are read from CoNLL-U, from columns (the word first and its label last, or --columns; a blank line after each "
     "sentence), and from JSON lines and Parquet with lists (tokens, tags) or a text and spans of its characters (text, "
@@ -125,6 +126,11 @@ class WordFile:
         what = f"sentences of {num_words:,} words"
         print_what_was_read(self.path, self.kind, columns, len(self.sentences), self.left_out, shown, command, what)
 
+    def divided(self, signs: str) -> "WordFile":
+        """Return the file with other words, which may have these ``signs`` inside, where they were made of raw text."""
+        raw = [(sentence.raw, sentence.lines[0]) for sentence in self.sentences if sentence.raw is not None]
+        return dataclasses.replace(self, sentences=[words_in(*each, signs)[0] for each in raw]) if raw else self
+
     def label_column(self) -> str:
         """Return the name of the column of labels where the user gives none: upos, or the last one."""
         return "upos" if "upos" in self.names else self.names[-1]
@@ -202,8 +208,7 @@ def read_sentences(
         elif raw and not names and kind_of(path) != CSV:
             file = WordFile(path, TEXT_LINES, [words_in(text, number)[0] for block in blocks for number, text in block])
         elif not labeled and not names and kind_of(path) != CSV and _has_a_sentence_a_line(blocks):
-            lines = (line for block in blocks for line in block)
-            sentences = [(number, _BLANKS.split(text.strip(" \t"))) for number, text in lines]
+            sentences = [(n, _BLANKS.split(text.strip(" \t"))) for block in blocks for n, text in block]
             file = WordFile(path, LINES, [Sentence(words, {}, lines=[n] * len(words)) for n, words in sentences])
         else:
             file = _read_columns(path, blocks, names, labeled)
@@ -222,7 +227,7 @@ def _without_blank_words(file: WordFile, labeled: bool) -> WordFile:
     sentences = [sentence.without_blank_words() for sentence in file.sentences]
     num_words, num_kept = (sum(len(sentence.words) for sentence in each) for each in (file.sentences, sentences))
     kept = [sentence for sentence in sentences if sentence.words not in ([], [_DOCUMENT_START])]
-    if not labeled and file.kind != COLUMNS:  # which may be text: see refuse_text_as_columns()
+    if not labeled and file.kind != COLUMNS:  # which may be text: see refuse_other_form()
         kept = [dataclasses.replace(sentence, columns={}) for sentence in kept]
     join_unspaced_words(kept)
     left_out = {"blank words": num_words - num_kept, "sentences without words": len(sentences) - len(kept)}
@@ -377,12 +382,27 @@ def _read_table(path: Path, column: str | None, labeled: bool) -> WordFile:
     return WordFile(path, ROWS, sentences)
 
 
-def words_in(text: str, number: int) -> tuple[Sentence, list[tuple[int, int]]]:
-    """Return a text as words that have no labels yet, and their ranges of characters."""
-    words = [(word, place) for word, place in _DIVIDED.pre_tokenize_str(text) if not is_blank(word)]
-    ranges = [place for _, place in words]
+def words_in(text: str, number: int, signs: str = "") -> tuple[Sentence, list[tuple[int, int]]]:
+    """Return a text as words that have no labels yet, and their ranges of characters. ``signs`` may be inside of words."""
+    inside = {match.start() for match in _INSIDE.finditer(text) if match[0] in signs}
+    ranges: list[tuple[int, int]] = []
+    for word, (start, end) in _DIVIDED.pre_tokenize_str(text):
+        if ranges and ranges[-1][1] == start and inside & {start, start - 1}:
+            ranges[-1] = ranges[-1][0], end
+        elif not is_blank(word):
+            ranges.append((start, end))
     spaces = [start > end for (_, end), (start, _) in itertools.pairwise([*ranges, *ranges[-1:]])]
-    return Sentence([word for word, _ in words], {}, spaces, [number] * len(words), text), ranges
+    return Sentence([text[start:end] for start, end in ranges], {}, spaces, [number] * len(ranges), text), ranges
+
+
+def signs_inside(sentences: Iterable[Sentence]) -> str:
+    """Return the signs of punctuation that words have inside, as in vice-president, more often than at their beginning, as the
+    apostrophe of ``'s`` has it where that is a word."""
+    counts: Counter[str] = Counter()
+    for word in (word for sentence in sentences for word in sentence.words):
+        counts.update(_INSIDE.findall(word))
+        counts.subtract(word[:1] if len(word) > 1 else "")
+    return "".join(sorted(sign for sign, count in counts.items() if count > 0))
 
 
 def _read_spans(table: TableFile, spans_name: str | None, column: str) -> WordFile:

@@ -307,8 +307,7 @@ def check_settings(cfg: ElectraConfig) -> None:
     if cfg.generator_checkpoint:
         refuse_settings(cfg, (*generator_settings, "disentangled_embeddings"), FROZEN)
     if cfg.main_objective != "detection":
-        detection_settings = ("adversarial", "encoder_mlm_weight")
-        refuse_settings(cfg, detection_settings, f"--main-objective {cfg.main_objective}")
+        refuse_settings(cfg, ("adversarial", "encoder_mlm_weight"), f"--main-objective {cfg.main_objective}")
     is_one, layers = cfg.share_weights == "all", (0, cfg.encoder_layers)
     has_own = cfg.share_weights != "embeddings" or cfg.generator != "masked_lm"
     is_other_size = cfg.generator_size != 1 or cfg.generator_layers not in layers

@@ -130,8 +130,7 @@ def inspect_text(loaded: LoadedCheckpoint, text: str, seed: int, top: int = 3) -
     masked = []
     for index, position in enumerate(inputs["masked_positions"][0].tolist()):
         predictions = _most_probable(loaded, logits[:, 0, index].softmax(-1), int(tokens[position]), top)
-        best = [lines[0].text for lines in predictions]
-        shown = _shown(loaded, tokens, best, by_depth, index, position)
+        shown = _shown(loaded, tokens, [lines[0].text for lines in predictions], by_depth, index, position)
         masked.append(MaskedToken(position, weights[0, index].tolist(), predictions, shown))
     noise_class = "replaced" if _field(output, "is_noise") is None else "noise"
     return Inspection(

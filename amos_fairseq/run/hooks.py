@@ -254,8 +254,7 @@ def reduce_and_log_stats(
 
 
 def save_checkpoint(stock: Callable[..., Any], cfg: Any, trainer: Trainer, *args: Any, **kwargs: Any) -> Any:
-    may_save = all(hook.may_save(trainer) for hook in active)
-    saved = stock(cfg, trainer, *args, **kwargs) if may_save else None
+    saved = stock(cfg, trainer, *args, **kwargs) if all(hook.may_save(trainer) for hook in active) else None
     for hook in active:
         hook.after_save(trainer)
     return saved

@@ -23,8 +23,7 @@ def special_ids(dictionary: "Dictionary") -> list[int]:
     """
     named = {dictionary.bos(), dictionary.pad(), dictionary.eos(), dictionary.unk(), dictionary.index(MASK_SYMBOL)}
     filler = {index for index, symbol in enumerate(dictionary.symbols) if symbol.startswith(DICTIONARY_FILLER)}
-    protected = map(dictionary.index, getattr(dictionary, "protected_symbols", ()))
-    return sorted({*named, *filler, *protected})
+    return sorted({*named, *filler, *map(dictionary.index, getattr(dictionary, "protected_symbols", ()))})
 
 
 def protect(dictionary: "Dictionary", symbols: Sequence[str]) -> None:

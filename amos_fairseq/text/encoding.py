@@ -98,8 +98,7 @@ def encode_documents(text: str) -> tuple[list[int], list[int], dict[str, int]]:
     A paragraph without pieces is dropped, because a line of ``</s>`` alone ends a document.
     """
     documents = [document.split("\n") for document in text.split("\n\n")]
-    paragraphs = [paragraph for document in documents for paragraph in document]
-    encoded = iter(encode_lines(paragraphs))
+    encoded = iter(encode_lines([paragraph for document in documents for paragraph in document]))
     counts = dict.fromkeys(COUNTS, 0)
     ids: list[int] = []
     lengths: list[int] = []
@@ -184,8 +183,7 @@ def encode_rows(
     if lost > HANDFUL and lost > LARGEST_LOSS * len(tokens):
         advice = "start from a checkpoint with a tokenizer for this text"
         raise UserError(f"the tokenizer knows no piece of {lost:,} of {len(tokens):,} rows: {advice}")
-    pieces = sum(tokens) - (1 + len(prefixes)) * len(tokens)
-    return {"longest": max(tokens), **unknown_pieces(unknown, pieces)}
+    return {"longest": max(tokens), **unknown_pieces(unknown, sum(tokens) - (1 + len(prefixes)) * len(tokens))}
 
 
 def encode_batch(batch: list[tuple[str, ...]]) -> tuple[list[tuple[np.ndarray, list[int]]], int, int]:

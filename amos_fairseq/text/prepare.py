@@ -263,8 +263,7 @@ def _write_shard(directory: Path, texts: dict[str, list[Path]], tokenizer: Token
     directory.mkdir(exist_ok=True)
     record = {}
     for name, files in texts.items():
-        counts = join_encoded(files, directory / name, len(tokenizer) + NUM_FAIRSEQ_SYMBOLS)
-        record[name] = _with_shares(counts)
+        record[name] = _with_shares(join_encoded(files, directory / name, len(tokenizer) + NUM_FAIRSEQ_SYMBOLS))
     return record | file_hashes(directory)
 
 

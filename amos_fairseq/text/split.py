@@ -111,8 +111,7 @@ def split_corpus(
             for refused, number in valid.add(int.from_bytes(digest, "big"), document):
                 train.write(refused, number)
         candidates = valid.in_order()
-        asked = min(settings.valid_share * total, settings.valid_bytes)
-        heads = held_out(candidates, asked)
+        heads = held_out(candidates, min(settings.valid_share * total, settings.valid_bytes))
 
         def rests_of(documents: dict[bytes, int]) -> list[tuple[bytes, int]]:
             rests = ((document[len(heads.get(document, b"")) :], number) for document, number in documents.items())

@@ -94,8 +94,7 @@ def train_sentencepiece(
     for line in lines:
         counts.update(line)
     del counts[" "], counts[_RESERVED]
-    ascii_characters = set(normalizer.normalize_str(PRINTABLE_ASCII))
-    chosen = choose_characters(counts, vocab_size, ascii_characters)
+    chosen = choose_characters(counts, vocab_size, set(normalizer.normalize_str(PRINTABLE_ASCII)))
     others = re.escape("".join({*counts, _RESERVED} - chosen))
     without_others = (re.sub(f"[{others}]", _NO_PIECE, line) for line in lines)
     model = io.BytesIO()

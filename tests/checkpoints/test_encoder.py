@@ -149,8 +149,9 @@ def test_half_precision_is_near_float32(save_dir, encoder, dtype):
 
 
 def test_gradients_only_while_training(save_dir, tmp_path):
-    """Also of an encoder that was frozen in a training before."""
-    for run in (save_dir, write_run(tmp_path, "electra", classes=2, freeze_encoder=True)):
+    """Also of an encoder that was frozen in a training before, and of ModernBERT's, whose layers are normalized when read."""
+    frozen = write_run(tmp_path / "frozen", "electra", classes=2, freeze_encoder=True)
+    for run in (save_dir, frozen, write_run(tmp_path / "modern", "mlm", encoder="modernbert")):
         encoder = amos_fairseq.load(run)
         assert not encoder("the end").states.requires_grad
         states = encoder.train()(["the end", "the lazy dog"]).states

@@ -56,7 +56,7 @@ TEXTS = [
 ]
 # Name and content of a table, options of amos classify, and the message.
 TABLES = [
-    ("table.txt", TSV, {}, "is no table by its name; " + FORMS),
+    ("table.txt", TSV, {}, "is no table by its name: .tsv, .csv, .jsonl and .parquet are"),
     ("cr.csv", b"text,label\rone,a\r", {}, "line 1: the row that begins there is not quoted as CSV (new-line"),
     ("open.csv", b'text,label\none,a\n"two,b\n', {}, "line 3: the row that begins there is not quoted as CSV"),
     ("same.csv", b"text,label,text\n1,2,3\n", {}, "its columns (text, label, text) need different names"),

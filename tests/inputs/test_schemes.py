@@ -8,14 +8,7 @@ from collections import Counter
 import pytest
 from sklearn.metrics import classification_report
 
-from amos_fairseq.inputs.schemes import (
-    count,
-    name_of_notation,
-    notation_of,
-    scores,
-    scores_by_name,
-    spans_of,
-)
+from amos_fairseq.inputs.schemes import count, name_of_notation, notation_of, scores, scores_by_name, spans_of
 
 # Labels of a data set, the same in IOB or IOBES, and the name of the notation; a label that does not fit is missing.
 NOTATIONS = [

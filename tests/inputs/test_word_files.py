@@ -10,7 +10,18 @@ from pathlib import Path
 import pytest
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.inputs.word_files import COLUMNS, CONLLU, LINES, ROWS, Sentence, WordFile, read_conllu, read_sentences
+from amos_fairseq.inputs.word_files import (
+    COLUMNS,
+    CONLLU,
+    LINES,
+    ROWS,
+    Sentence,
+    WordFile,
+    read_conllu,
+    read_sentences,
+    signs_inside,
+    words_in,
+)
 
 CONLL2003 = """-DOCSTART- -X- -X- O
 
@@ -183,6 +194,15 @@ SPANS = [
     '"label": "PER"}, {"start": 23, "end": 31, "token_start": 7, "label": "LOC"}]',
     '"ents": [{"start": 9, "end": 18, "label": "PER"}, {"start": 23, "end": 31, "label": "LOC", "text": "New York"}]',
 ]
+
+
+def test_signs_inside_of_words():
+    """As in the training data: hyphens, and the points of numbers; not an apostrophe that mostly begins words."""
+    words = ["vice-mayor", "'s", "O'Brien", "'s", "3.5", ".", "U.S.", "-"]
+    assert signs_inside([Sentence(words, {}), Sentence(["Jan-Peter", "a", "/b"], {})]) == "-."
+    assert words_in("A vice-mayor's 3.5 -1 U.S.-Bank.", 1, "-.")[0].words == [
+        *("A", "vice-mayor", "'", "s", "3.5", "-", "1", "U.S", ".", "-", "Bank", ".")
+    ]
 
 
 @pytest.mark.parametrize("spans", SPANS)

@@ -12,13 +12,7 @@ from typing import Any
 import pytest
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.text.prepared_data import (
-    description_of,
-    fill_out,
-    prepared_data,
-    read_manifest,
-    write_manifest,
-)
+from amos_fairseq.text.prepared_data import description_of, fill_out, prepared_data, read_manifest, write_manifest
 
 
 class Preparation:

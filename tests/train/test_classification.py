@@ -102,7 +102,7 @@ def summary(place: Path, out: str) -> dict[str, float]:
 
 def exported(place: Path, out: str):
     folder = place / out / "hf"
-    main(["export", str(run_of(place / out, "classification")), str(folder)])
+    main(["export", str(place / out), str(folder)])
     return transformers.pipeline("text-classification", model=str(folder), top_k=None, trust_remote_code=True)
 
 

@@ -158,6 +158,10 @@ def test_other_words_get_the_labels_of_the_evaluation(place, learned, learned_po
         (["--lr", "1"], "--lr has no effect with --predict: leave it out"),
     ):
         assert message in error_line(capsys, main, *refused, *flags, reports_progress=True)
+    columns = [*predict, source, "--checkpoint", outs["ner"], "--out", tmp_path / "l.jsonl"]
+    assert "has lines that end in labels of ner: name its columns" in error_line(
+        capsys, main, *columns, reports_progress=True
+    )
     refused[refused.index(source)] = poem = tmp_path / "poem.txt"
     poem.write_text("Anna Berg slept\nPaul Smith ate\n\nMaria Lopez left\n")
     message = (

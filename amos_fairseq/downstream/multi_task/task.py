@@ -127,8 +127,7 @@ class MultiTask(TextClassificationTask):
             name: self.rows_of(task.directory, split, task.record, training, teachers.get(name))
             for name, task in self.text_tasks.items()
         }
-        order = (self.cfg.seed, training, self.cfg.sampling_exponent)
-        self.datasets[split] = MixedTasks(tasks, split, *order)
+        self.datasets[split] = MixedTasks(tasks, split, self.cfg.seed, training, self.cfg.sampling_exponent)
 
     def _read_teachers(self, split: str) -> dict[str, np.ndarray]:
         """Divide the array of predictions, [rows, outputs] of one task after the other in one dimension."""

@@ -79,8 +79,7 @@ def main(arguments: argparse.Namespace) -> None:
     else:
         with session.preparing() as tokenizer:
             data = prepare_squad_inside(session.out, arguments.train, arguments.dev, tokenizer)
-    squad = open_squad(session, data, settings)
-    run_and_print(squad)
+    run_and_print(open_squad(session, data, settings))
 
 
 def read_settings(arguments: argparse.Namespace, max_positions: int) -> SquadSettings:

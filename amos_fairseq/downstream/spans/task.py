@@ -253,8 +253,7 @@ class SquadTask(LabeledTask):
         cfg, data = self.cfg, SquadSplit(Path(self.cfg.data), split)
         num_separators = 1 if cfg.separator_token is None else 2
         limits = WindowLimits(cfg.tokens_per_window, cfg.doc_stride, cfg.max_question_length, num_separators)
-        training = split == cfg.train_subset
-        dataset = SquadWindowDataset(data, limits=limits, seed=cfg.seed, training=training)
+        dataset = SquadWindowDataset(data, limits=limits, seed=cfg.seed, training=split == cfg.train_subset)
         longest = dataset.sizes.max()
         logger.info(f"{dataset.source}: {len(data)} questions, {len(dataset)} windows of up to {longest} tokens")
         self.datasets[split] = dataset
@@ -276,8 +275,7 @@ class SquadCriterion(LabeledCriterion):
         output: SpanOutput = model(**sample["net_input"])
         starts, ends = sample["net_input"]["span_targets"]  # [B]
         start_loss = cross_entropy(output.start_logits, starts, reduction="sum")
-        end_loss = cross_entropy(output.end_logits, ends, reduction="sum")
-        loss = (start_loss + end_loss) / 2
+        loss = (start_loss + cross_entropy(output.end_logits, ends, reduction="sum")) / 2
         start_correct = output.start_logits.argmax(-1).eq(starts)
         end_correct = output.end_logits.argmax(-1).eq(ends)
         num_windows = sample["nsentences"]

@@ -176,8 +176,7 @@ class TextData:
     def texts(self, split: str) -> list[list[str]]:
         """Return the texts of each row as they were read, where they are kept."""
         file = self.directory / f"{split}.texts.jsonl"
-        lines = read_text(file, PREPARE_AGAIN).split("\n")[:-1] if file.is_file() else []
-        return list(map(json.loads, lines))
+        return list(map(json.loads, read_text(file, PREPARE_AGAIN).split("\n")[:-1] if file.is_file() else []))
 
     def spell(self, values: np.ndarray) -> list[str]:
         """Return predictions or labels as cells of a table."""

@@ -37,8 +37,7 @@ def fit_head(
         mean, deviation = scale_of(head.scale_bits)
         targets = (targets - mean) / deviation
     head.output, head.scale_bits = nn.Identity(), None
-    states = predict_logits(loaded, rows, device, stop)
-    weight, bias = linear_layer(kind, states, targets)
+    weight, bias = linear_layer(kind, predict_logits(loaded, rows, device, stop), targets)
     return {
         f"{OUTPUT_LAYER}.{name}": torch.from_numpy(value).float()
         for name, value in (("weight", weight), ("bias", bias))

@@ -64,6 +64,7 @@ from amos_fairseq.inputs.word_files import (
     COLUMNS,
     LABEL,
     TASK_PREFIX,
+    TEXT_LINES,
     TEXTS,
     UNLABELED,
     Sentence,
@@ -89,7 +90,6 @@ def main(args: argparse.Namespace) -> None:
     if args.predict is not None:
         file, results, out = Path(args.predict), Path(args.checkpoint), Path(args.out)
         words = read_sentences(file, args.columns, labeled=False, raw=kind_of(out) == JSONL)
-        words.report("tag")
         print(label_words(words, results, args.column, out, find_devices(args.cpu)[0]))
         return
     session, source = session_from(args), WordSource.of(args)
@@ -421,18 +421,22 @@ def predict_file(
     return predictions, counted
 
 
-def refuse_text_as_columns(words: WordFile, head: HeadOutputs) -> None:
-    """Refuse columns without names and without labels of the head: they may be lines of text with equal numbers of words."""
-    if words.kind != COLUMNS or LABEL not in words.names:
+def refuse_other_form(words: WordFile, head: HeadOutputs) -> None:
+    """Refuse columns without names and without labels of the head, which may be lines of text with equal numbers of words; and
+    lines of text that end in labels of the head, which may be columns."""
+
+    def are_labels(values: Sequence[str]) -> bool:
+        return 2 * sum(value in head.labels for value in values) >= len(values)
+
+    ends = [sentence.raw.split()[-1] for sentence in words.sentences if words.kind == TEXT_LINES]
+    columns = [[label for sentence in words.sentences for label in sentence.columns[name]] for name in words.names]
+    problem = f"has lines that end in labels of {head.name}: name its columns with --columns"
+    if words.kind == COLUMNS and LABEL in words.names and not any(map(are_labels, columns)):
+        problem = f"has no column of labels of {head.name}: name its columns with --columns, or if it is text, write "
+        problem += "--out SPANS.jsonl, or take its blank lines away"
+    elif not ends or not are_labels(ends):
         return
-    for name in words.names:
-        labels = [label for sentence in words.sentences for label in sentence.columns[name]]
-        if 2 * sum(label in head.labels for label in labels) >= len(labels):
-            return
-    raise UserError(
-        f"{words.path} has no column of labels of {head.name}: name its columns with --columns, or if it is text, write "
-        "--out SPANS.jsonl, or take its blank lines away"
-    )
+    raise UserError(f"{words.path} {problem}")
 
 
 def label_words(words: WordFile, results: Path, name: str | None, out: Path, device: str) -> str:
@@ -445,7 +449,10 @@ def label_words(words: WordFile, results: Path, name: str | None, out: Path, dev
         if name not in (None, learned):
             continue
         head = loaded.head(word_head_name(learned))
-        refuse_text_as_columns(words, head)
+        refuse_other_form(words, head)
+        words = words.divided(head.signs)
+        if not labels:
+            words.report("tag")
         column = Column(loaded.file.parent, head.name, head.labels, has_spans=head.kind == "spans")
         for_cut = "have no label" if as_spans else f"have the label {column.cut_label}"
         read_out = with_probability if as_spans else most_likely
@@ -478,7 +485,7 @@ def predict_texts(
 ) -> tuple[list[list[dict[str, Any]]], int]:
     """Return the spans that a head finds in texts, or their words with labels; and how many are too long, and cut."""
     outputs = loaded.head(head)
-    file = WordFile(Path(), TEXTS, [words_in(text, number)[0] for number, (text,) in enumerate(texts, start=1)])
+    file = WordFile(Path(), TEXTS, [words_in(text, n, outputs.signs)[0] for n, (text,) in enumerate(texts, start=1)])
     column = Column(loaded.file.parent, outputs.name, outputs.labels, has_spans=outputs.kind == "spans")
     predictions, _ = predict_file(loaded, head, file, with_probability, "", device)
     pairs = list(zip(file.sentences, predictions, strict=True))

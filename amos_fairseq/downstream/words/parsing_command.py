@@ -63,8 +63,7 @@ def main(args: argparse.Namespace) -> None:
     trials = word_trials(session, PARSING_VIEWS, source.unlabeled)
     with session.preparing() as tokenizer:
         folder = prepare_trees_inside(session.out, source, tokenizer)
-    parsing = open_parsing(session, folder, trials)
-    run_and_print(parsing)
+    run_and_print(open_parsing(session, folder, trials))
 
 
 @dataclass(frozen=True)

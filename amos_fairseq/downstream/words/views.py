@@ -210,8 +210,7 @@ class WithUnlabeled(FairseqDataset):
         self.collate_unlabeled = unlabeled[0].collater
         self.seed, self.training, self.source = seed, True, labeled.source
         means = [sentences.words_per_sentence for sentences in unlabeled]
-        words_per_sentence = np.average(means, weights=list(map(len, unlabeled)))
-        self.weight = float(labeled.words_per_sentence / words_per_sentence)
+        self.weight = float(labeled.words_per_sentence / np.average(means, weights=list(map(len, unlabeled))))
         self.begin_epoch(np.arange(len(labeled)), 0, by_length=False)
 
     def __len__(self) -> int:

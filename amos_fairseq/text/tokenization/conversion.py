@@ -308,8 +308,7 @@ def from_hugging_face_files(folder: Path) -> FastTokenizer:
     """Build the tokenizer of ``vocab.txt`` (WordPiece), or of ``vocab.json`` and ``merges.txt`` (BPE of bytes)."""
 
     def lines_of(name: str) -> list[str]:
-        text = read_text(folder / name, _HINT).removeprefix("\ufeff")
-        return text.replace("\r\n", "\n").rstrip("\n").split("\n")
+        return read_text(folder / name, _HINT).removeprefix("\ufeff").replace("\r\n", "\n").rstrip("\n").split("\n")
 
     try:
         if (folder / "vocab.txt").exists():

@@ -45,8 +45,7 @@ def export_obstacle(tokenizer: Tokenizer) -> str | None:
     """Return why no model with the tokenizer could be exported; None if one could."""
     if isinstance(tokenizer, FastTokenizer):
         try:
-            ids = row_map(tokenizer)
-            with_padding_at_1(exported_tokenizer(tokenizer), tokenizer.special_tokens[PAD], ids)
+            with_padding_at_1(exported_tokenizer(tokenizer), tokenizer.special_tokens[PAD], row_map(tokenizer))
         except UserError as error:
             return str(error)
     return None
@@ -136,6 +135,5 @@ def _all_texts(tokenizer: Tokenizer) -> Iterator[str]:
     alphabets = (planes, range(0x20, 0x7F), range(0x20, 0x250), letters_and_accents, range(0x3000))
     pieces = tokenizer.dictionary_symbols
     for _ in range(_NUM_RANDOM_TEXTS):
-        characters = [chr(code) for code in rng.choices(rng.choice(alphabets), k=rng.randint(1, 40))]
-        yield "".join(characters)
+        yield "".join(chr(code) for code in rng.choices(rng.choice(alphabets), k=rng.randint(1, 40)))
         yield tokenizer.decode(rng.choices(pieces, k=rng.randint(1, 40)))

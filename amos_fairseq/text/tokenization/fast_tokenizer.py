@@ -355,8 +355,7 @@ def word_starts(tokenizer: Tokenizer) -> np.ndarray:
         if model["type"] != "WordLevel" and any(len(piece) > 1 for piece in ordinary):
             raise UserError("--whole-words: the tokenizer marks neither a new nor a continued word: leave it out")
         return np.ones(len(pieces), dtype=bool)
-    is_unspaced = [UNSPACED.match(text) is not None for text in texts]
-    return np.array(has_mark) | np.array(is_unspaced)
+    return np.array(has_mark) | np.array([UNSPACED.match(text) is not None for text in texts])
 
 
 def _text_of_bytes(piece: str) -> str:

@@ -54,8 +54,7 @@ class MicrosoftAmosTokenizer(Tokenizer):
             raise UserError(f"{path} is not a SentencePiece model: {error}") from error
 
     def encode_lines(self, lines: list[str]) -> list[list[str]]:
-        normalized = list(map(self.normalize, lines))
-        encoded = self._processor.encode(normalized, out_type=str, num_threads=1)
+        encoded = self._processor.encode(list(map(self.normalize, lines)), out_type=str, num_threads=1)
         return [[spell_piece(pieces[index]) for index in without_lone_marks(pieces)] for pieces in encoded]
 
     def normalize(self, text: str) -> str:

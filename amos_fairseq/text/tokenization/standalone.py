@@ -40,8 +40,7 @@ def normalize(line: str) -> list[Character]:
     (``don 't`` from ``don ' t``).
     """
     words = [part for word in _split_at_spaces(_plain_characters(line)) for part in _split_punctuation(word)]
-    rejoined = _rejoin_contractions(_joined(words))
-    return _joined(list(_split_at_spaces(rejoined)))
+    return _joined(list(_split_at_spaces(_rejoin_contractions(_joined(words)))))
 
 
 def text_of(characters: list[Character]) -> str:

@@ -229,8 +229,7 @@ def token_ids(pieces: list[str]) -> tuple[dict[str, int], dict[str, str]]:
 
 def read_dictionary_symbols(path: Path) -> list[str]:
     # Not splitlines(): it also splits at characters that fairseq does not split at.
-    text = read_text(path, COPY_AGAIN)
-    lines = text.replace("\r\n", "\n").replace("\r", "\n").rstrip("\n").split("\n")
+    lines = read_text(path, COPY_AGAIN).replace("\r\n", "\n").replace("\r", "\n").rstrip("\n").split("\n")
     symbols = [line.rpartition(" ")[0] for line in lines if re.fullmatch(r".+ [0-9]+", line, re.DOTALL)]
     if len({*symbols} - {*SPECIAL_SYMBOLS}) < len(lines):
         raise UserError(

@@ -137,18 +137,7 @@ def test_dev_rows_keep_the_shares_of_classes():
     with pytest.raises(UserError, match="has 100 different texts of 100 classes, too few"):
         split_off_dev(dataclasses.replace(many, labels=[str(n) for n in range(100)]), "classes")
     _, dev = split_off_dev(many, "number")  # without regard to labels
-    assert [int(text) for (text,) in dev.texts] == [
-        5,
-        6,
-        8,
-        16,
-        34,
-        38,
-        48,
-        55,
-        81,
-        99,
-    ]
+    assert [int(text) for (text,) in dev.texts] == [5, 6, 8, 16, 34, 38, 48, 55, 81, 99]
 
 
 NOTED = [

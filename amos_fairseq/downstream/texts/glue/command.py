@@ -275,8 +275,7 @@ class Glue(TextBenchmark):
             reason = f"it needs a finished run of {INTERMEDIATE_TASK} to start from, and there is none"
             runner.failures += [Failure(run, reason) for run in self.plan(dependent)]
             return
-        best = best_run(results)
-        runner.execute(self.plan(dependent, best.checkpoint_in(self.session.out)))
+        runner.execute(self.plan(dependent, best_run(results).checkpoint_in(self.session.out)))
 
     def intermediate_results(self) -> list[RunResult]:
         """Return the results of MNLI in OUT that are of the same weights."""
@@ -356,8 +355,7 @@ def average(medians: Mapping[str, float]) -> tuple[str, float | None]:
     counted = [medians[task] for task in AVERAGED if task in medians]
     if not counted:
         return "AVG", None
-    name = "AVG" if len(counted) == len(AVERAGED) else f"AVG of {len(counted)}"
-    return name, statistics.fmean(counted)
+    return ("AVG" if len(counted) == len(AVERAGED) else f"AVG of {len(counted)}"), statistics.fmean(counted)
 
 
 def glue_table(
