@@ -9,7 +9,7 @@ import re
 import shlex
 import textwrap
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,9 +44,9 @@ def checkpoint_file(path: Path) -> Path:
     for file in files:
         if file.is_file():
             return file
-    advice = "give a checkpoint or the SAVE_DIR of a run that has saved one"
-    if not path.exists():
-        advice += "; a model of the Hugging Face Hub is downloaded with hf download NAME --local-dir FOLDER"
+    advice = (
+        "give a checkpoint or the SAVE_DIR of a run that has saved one; of the Hub: hf download NAME --local-dir DIR"
+    )
     if is_hugging_face(path):
         advice = f"{path} is a Hugging Face model, run amos import {shlex.quote(str(path))} OUT.pt and give OUT.pt"
     elif runs := sorted(file.parent for file in path.glob("runs/**/checkpoint_*.pt")):
@@ -140,7 +140,7 @@ class HeadOutputs:
         name: of the task or column, as the user wrote it.
         text_columns, header: how the table of the texts was read.
         raw_text: whether a sentence had its text as it is written, with spaces between some words alone.
-        signs: signs of punctuation that words of the training data have inside, such as hyphens.
+        signs, whole: of words of the training data, for raw text: see ``word_files.undivided``.
     """
 
     kind: str
@@ -150,6 +150,7 @@ class HeadOutputs:
     header: bool = True
     raw_text: bool = False
     signs: str = ""
+    whole: Collection[str] = ()
 
     @classmethod
     def parse(cls, content: Any) -> "HeadOutputs":
@@ -157,10 +158,10 @@ class HeadOutputs:
         kind, labels = field(content, "kind", str), field(content, "labels", list)
         if kind not in HEAD_KINDS or (kind == "number") == bool(labels) or (labels and not are_labels(labels)):
             raise ValueError(f"kind {kind!r:.60} with {len(labels):,} labels is not what a head predicts")
-        texts = [field(content, "name", str), field(content, "signs", str), *field(content, "text_columns", list)]
-        name, signs, *columns = map(text_in, texts)
+        name, signs = (text_in(field(content, name, str)) for name in ("name", "signs"))
+        columns, whole = (list(map(text_in, field(content, name, list))) for name in ("text_columns", "whole"))
         options = {name: field(content, name, bool) for name in ("header", "raw_text")}
-        return cls(kind, labels, name, columns, signs=signs, **options)
+        return cls(kind, labels, name, columns, signs=signs, whole=frozenset(whole), **options)
 
 
 def task_state_of(path: str, checkpoint: dict[str, Any]) -> dict[str, Any]:

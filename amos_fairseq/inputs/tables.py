@@ -65,8 +65,7 @@ class TableFile:
         self.broken_lines: list[int] = []
         self.num_long_rows = 0
         if self.kind == TEXT:
-            problem = "is no table by its name: .tsv, .csv, .jsonl and .parquet are, and folders of datasets"
-            raise UserError(f"{path} {problem} (docs/converting.md)")
+            raise UserError(f"{path} is no table by its name: .tsv, .csv, .jsonl and .parquet are (docs/converting.md)")
         if self.kind in (TSV, CSV):
             self._quotes = self.kind == CSV or (quotes and has_quotes_of_csv(path))
             if quotes and not self._quotes:

@@ -5,7 +5,7 @@ import itertools
 import re
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,7 +21,7 @@ from amos_fairseq.inputs.tables import TableFile, require_columns
 MANIFEST = "tagging.json"
 # In the manifest. The second is there if words train in the raw text: some have no space between them; the third is the
 # name of the training file if the dev sentences were chosen from it.
-SEEN, RAW_TEXT, HELD_OUT, SIGNS = "dev_sentences_in_train", "raw_text", "held_out", "signs"
+SEEN, RAW_TEXT, HELD_OUT, UNDIVIDED = "dev_sentences_in_train", "raw_text", "held_out", "undivided"
 # Names of tasks, and so of folders in OUT of amos tag, begin with this: results of other benchmarks are not taken for these.
 TASK_PREFIX = "tagging-"
 UNLABELED = "unlabeled"  # the split of sentences without labels
@@ -49,6 +49,7 @@ _ID = re.compile(r"([0-9]+)(?:([-.])([0-9]+))?")
 _NO_SPACE_AFTER = "SpaceAfter=No"
 
 Lines = list[tuple[int, str]]  # numbered from 1
+Ranges = list[tuple[int, int]]  # of characters, the end excluded
 
 
 def is_column_name(name: str) -> bool:
@@ -126,10 +127,10 @@ class WordFile:
         what = f"sentences of {num_words:,} words"
         print_what_was_read(self.path, self.kind, columns, len(self.sentences), self.left_out, shown, command, what)
 
-    def divided(self, signs: str) -> "WordFile":
-        """Return the file with other words, which may have these ``signs`` inside, where they were made of raw text."""
+    def divided(self, signs: str, whole: Collection[str]) -> "WordFile":
+        """Return the file with words as :func:`words_in` has them, where they were made of raw text."""
         raw = [(sentence.raw, sentence.lines[0]) for sentence in self.sentences if sentence.raw is not None]
-        return dataclasses.replace(self, sentences=[words_in(*each, signs)[0] for each in raw]) if raw else self
+        return dataclasses.replace(self, sentences=[words_in(*each, signs, whole)[0] for each in raw] or self.sentences)
 
     def label_column(self) -> str:
         """Return the name of the column of labels where the user gives none: upos, or the last one."""
@@ -382,12 +383,15 @@ def _read_table(path: Path, column: str | None, labeled: bool) -> WordFile:
     return WordFile(path, ROWS, sentences)
 
 
-def words_in(text: str, number: int, signs: str = "") -> tuple[Sentence, list[tuple[int, int]]]:
-    """Return a text as words that have no labels yet, and their ranges of characters. ``signs`` may be inside of words."""
-    inside = {match.start() for match in _INSIDE.finditer(text) if match[0] in signs}
-    ranges: list[tuple[int, int]] = []
+def words_in(text: str, number: int, signs: str = "", whole: Collection[str] = ()) -> tuple[Sentence, Ranges]:
+    """Return a text as words that have no labels yet, and their ranges of characters: what is between spaces, divided at
+    punctuation, but for ``signs`` inside of words, and for words that are ``whole``."""
+    joints = {place for sign in _INSIDE.finditer(text) if sign[0] in signs for place in sign.span()}
+    for part in re.finditer(r"\S+", text) if whole else ():
+        joints.update(range(part.start(), part.end()) if part[0] in whole else ())
+    ranges: Ranges = []
     for word, (start, end) in _DIVIDED.pre_tokenize_str(text):
-        if ranges and ranges[-1][1] == start and inside & {start, start - 1}:
+        if ranges and ranges[-1][1] == start and start in joints:
             ranges[-1] = ranges[-1][0], end
         elif not is_blank(word):
             ranges.append((start, end))
@@ -395,14 +399,16 @@ def words_in(text: str, number: int, signs: str = "") -> tuple[Sentence, list[tu
     return Sentence([text[start:end] for start, end in ranges], {}, spaces, [number] * len(ranges), text), ranges
 
 
-def signs_inside(sentences: Iterable[Sentence]) -> str:
-    """Return the signs of punctuation that words have inside, as in vice-president, more often than at their beginning, as the
-    apostrophe of ``'s`` has it where that is a word."""
+def undivided(sentences: Iterable[Sentence]) -> tuple[str, list[str]]:
+    """Return for ``words_in`` the signs that words have inside, as in vice-president, more often than at their beginning, as
+    the apostrophe of ``'s`` is where that is a word; and the words that are divided nevertheless."""
     counts: Counter[str] = Counter()
-    for word in (word for sentence in sentences for word in sentence.words):
+    words = Counter(word for sentence in sentences for word in sentence.words)
+    for word in words.elements():
         counts.update(_INSIDE.findall(word))
         counts.subtract(word[:1] if len(word) > 1 else "")
-    return "".join(sorted(sign for sign, count in counts.items() if count > 0))
+    signs = "".join(sorted(sign for sign, count in counts.items() if count > 0))
+    return signs, sorted(word for word in words if len(words_in(word, 0, signs)[0].words) > 1)
 
 
 def _read_spans(table: TableFile, spans_name: str | None, column: str) -> WordFile:

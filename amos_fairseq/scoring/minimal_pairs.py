@@ -84,8 +84,8 @@ def read_pairs(path: Path) -> list[MinimalPair]:
     for number, row in table.rows([name for name in columns if name in table.columns]):
         default_names = (path.name.partition(".")[0] or path.name, NO_TERM)
         try:
-            texts = ("" if is_missing(row[name]) else row[name] for name in columns[:2])
-            good, bad = (text and plain_name(text, LONGEST_SENTENCE) for text in texts)
+            texts = map(row.get, columns[:2])
+            good, bad = ("" if is_missing(text) else plain_name(text, LONGEST_SENTENCE) for text in texts)
             named = zip(map(row.get, columns[2:]), default_names, strict=True)
             uid, term = (plain_name(default if is_missing(name) else name, LONGEST_NAME) for name, default in named)
         except ValueError as error:

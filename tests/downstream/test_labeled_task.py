@@ -17,7 +17,7 @@ from amos_fairseq.errors import UserError
 
 TEXT_HEAD = "sentence_classification_head"
 HEAD = {"kind": "classes", "labels": ["no", "yes"], "name": "mine", "text_columns": ["a", "b"]}
-HEAD |= {"header": False, "raw_text": False, "signs": ""}
+HEAD |= {"header": False, "raw_text": False, "signs": "", "whole": []}
 
 
 def with_heads(run: Path, heads: Any) -> Path:

@@ -93,7 +93,7 @@ def write_run(
     if names:
         kind = "words" if labels else "classes"
         head = {"kind": kind, "labels": [*names], "name": "", "text_columns": []}
-        head |= {"header": True, "raw_text": False, "signs": ""}
+        head |= {"header": True, "raw_text": False, "signs": "", "whole": []}
         task_state["heads"] = dict.fromkeys(model.heads, head)
     history = [{"num_updates": UPDATES}]
     state = {"args": None, "cfg": cfg, "model": model.state_dict(), "optimizer_history": history}

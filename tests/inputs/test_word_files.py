@@ -19,7 +19,7 @@ from amos_fairseq.inputs.word_files import (
     WordFile,
     read_conllu,
     read_sentences,
-    signs_inside,
+    undivided,
     words_in,
 )
 
@@ -196,12 +196,13 @@ SPANS = [
 ]
 
 
-def test_signs_inside_of_words():
-    """As in the training data: hyphens, and the points of numbers; not an apostrophe that mostly begins words."""
+def test_words_of_raw_text_as_in_the_training_data():
+    """Hyphens and the points of numbers, not an apostrophe that mostly begins words; others are whole between spaces."""
     words = ["vice-mayor", "'s", "O'Brien", "'s", "3.5", ".", "U.S.", "-"]
-    assert signs_inside([Sentence(words, {}), Sentence(["Jan-Peter", "a", "/b"], {})]) == "-."
-    assert words_in("A vice-mayor's 3.5 -1 U.S.-Bank.", 1, "-.")[0].words == [
-        *("A", "vice-mayor", "'", "s", "3.5", "-", "1", "U.S", ".", "-", "Bank", ".")
+    found = undivided([Sentence(words, {}), Sentence(["Jan-Peter", "a", "/b"], {})])
+    assert found == ("-.", ["'s", "/b", "O'Brien", "U.S."])
+    assert words_in("A vice-mayor's 's 3.5 -1 U.S. U.S.-Bank.", 1, *found)[0].words == [
+        *("A", "vice-mayor", "'", "s", "'s", "3.5", "-", "1", "U.S.", "U.S", ".", "-", "Bank", ".")
     ]
 
 

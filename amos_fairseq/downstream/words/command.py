@@ -422,8 +422,7 @@ def predict_file(
 
 
 def refuse_other_form(words: WordFile, head: HeadOutputs) -> None:
-    """Refuse columns without names and without labels of the head, which may be lines of text with equal numbers of words; and
-    lines of text that end in labels of the head, which may be columns."""
+    """Refuse columns without labels of the head, which may be lines of text, and lines of text with them, as columns have."""
 
     def are_labels(values: Sequence[str]) -> bool:
         return 2 * sum(value in head.labels for value in values) >= len(values)
@@ -450,7 +449,7 @@ def label_words(words: WordFile, results: Path, name: str | None, out: Path, dev
             continue
         head = loaded.head(word_head_name(learned))
         refuse_other_form(words, head)
-        words = words.divided(head.signs)
+        words = words.divided(head.signs, head.whole)
         if not labels:
             words.report("tag")
         column = Column(loaded.file.parent, head.name, head.labels, has_spans=head.kind == "spans")
@@ -485,7 +484,8 @@ def predict_texts(
 ) -> tuple[list[list[dict[str, Any]]], int]:
     """Return the spans that a head finds in texts, or their words with labels; and how many are too long, and cut."""
     outputs = loaded.head(head)
-    file = WordFile(Path(), TEXTS, [words_in(text, n, outputs.signs)[0] for n, (text,) in enumerate(texts, start=1)])
+    sentences = [words_in(text, n, outputs.signs, outputs.whole)[0] for n, (text,) in enumerate(texts, start=1)]
+    file = WordFile(Path(), TEXTS, sentences)
     column = Column(loaded.file.parent, outputs.name, outputs.labels, has_spans=outputs.kind == "spans")
     predictions, _ = predict_file(loaded, head, file, with_probability, "", device)
     pairs = list(zip(file.sentences, predictions, strict=True))

@@ -21,7 +21,7 @@ from amos_fairseq.downstream.labeled_task import LabeledSequences, MixedTasks
 from amos_fairseq.errors import UserError
 from amos_fairseq.experiments.records import content_sha256
 from amos_fairseq.inputs.schemes import OUTSIDE, count, main_score
-from amos_fairseq.inputs.word_files import HELD_OUT, MANIFEST, RAW_TEXT, SEEN, SIGNS, UNLABELED, WORD_ARRAYS
+from amos_fairseq.inputs.word_files import HELD_OUT, MANIFEST, RAW_TEXT, SEEN, UNDIVIDED, UNLABELED, WORD_ARRAYS
 from amos_fairseq.text.prepared_data import read_manifest
 from amos_fairseq.untrusted import read_json_lines
 
@@ -36,7 +36,7 @@ _HINT = "give the directory that amos prepare tagging wrote"
 @dataclass(frozen=True)
 class Column:
     """Prepared labels of words. ``sha256``: of the manifest; ``seen``: number of dev sentences that train too; ``held_out``:
-    the training file if the dev sentences were chosen from it; ``raw_text``, ``signs``: see ``HeadOutputs``.
+    the training file if the dev sentences were chosen from it; ``raw_text``, ``undivided``: see ``HeadOutputs``.
     """
 
     directory: Path
@@ -47,20 +47,14 @@ class Column:
     seen: int = 0
     held_out: str = ""
     raw_text: bool = False
-    signs: str = ""
+    undivided: tuple[str, list[str]] = "", []
 
     @classmethod
     def of(cls, directory: Path) -> "Column":
         manifest = read_manifest(directory / MANIFEST)
         values = (manifest[name] for name in ("column", "labels", "has_spans"))
-        more = (
-            content_sha256(manifest),
-            manifest[SEEN],
-            manifest.get(HELD_OUT, ""),
-            RAW_TEXT in manifest,
-            manifest[SIGNS],
-        )
-        return cls(directory, *values, *more)
+        more = (content_sha256(manifest), manifest[SEEN], manifest.get(HELD_OUT, ""), RAW_TEXT in manifest)
+        return cls(directory, *values, *more, tuple(manifest[UNDIVIDED]))
 
     @property
     def head(self) -> str:
@@ -70,7 +64,7 @@ class Column:
     def outputs(self) -> HeadOutputs:
         """What the outputs of its head mean."""
         kind = "spans" if self.has_spans else "words"
-        return HeadOutputs(kind, self.labels, self.name, raw_text=self.raw_text, signs=self.signs)
+        return HeadOutputs(kind, self.labels, self.name, [], True, self.raw_text, *self.undivided)
 
     @property
     def main_score(self) -> str:

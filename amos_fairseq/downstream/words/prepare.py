@@ -31,7 +31,7 @@ from amos_fairseq.inputs.word_files import (
     MANIFEST,
     RAW_TEXT,
     SEEN,
-    SIGNS,
+    UNDIVIDED,
     UNLABELED,
     WORD_ARRAYS,
     Sentence,
@@ -40,7 +40,7 @@ from amos_fairseq.inputs.word_files import (
     is_column_name,
     join_words,
     read_sentences,
-    signs_inside,
+    undivided,
 )
 from amos_fairseq.output.terminal import progress_bar, say
 from amos_fairseq.text.encoding import BinarizedFile, describe_unknown, unknown_pieces
@@ -150,7 +150,7 @@ class WordSource:
         }
         save_tokenizer(tokenizer, directory)
         content = {"column": column, "labels": labels, "has_spans": has_spans, SEEN: seen, "splits": facts}
-        content[SIGNS] = signs_inside(splits["train"])
+        content[UNDIVIDED] = undivided(splits["train"])
         if any(sentence.text != join_words(sentence.words) for sentence in splits["train"]):
             content[RAW_TEXT] = True
         if self.dev is None:
