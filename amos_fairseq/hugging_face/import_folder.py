@@ -593,7 +593,7 @@ def import_into(path: Path, folder: Path) -> tuple[Path, list[str]]:
     with explain_write_errors(folder, "make room, or give another place"), whole_folder(folder, replace=True) as whole:
         write(imported, whole / "model.pt")
     absent = ", ".join(name.replace("_", " ") for name in imported.new_modules)
-    lines = [f"{imported.source} is imported" + f"; it has no {absent}: not needed here" * bool(absent)]
+    lines = [f"{imported.source} is imported" + f"; not in it, and only for pretraining: {absent}" * bool(absent)]
     lines += [*imported.remarks, f"left out: {', '.join(imported.unexpected_keys)}"]
     return folder / "model.pt", lines if imported.unexpected_keys else lines[:-1]
 
