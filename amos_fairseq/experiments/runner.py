@@ -339,8 +339,7 @@ def _failure_reason(code: int, log: Path, begin: int) -> str:
     text = log.read_bytes()[begin:].decode("utf-8", errors="replace")
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     user_errors = [line for line in lines if line.startswith("amos_fairseq: error:")]
-    last = (user_errors or lines or ["no output"])[-1]
-    return last.removeprefix("amos_fairseq: error:").strip()
+    return (user_errors or lines or ["no output"])[-1].removeprefix("amos_fairseq: error:").strip()
 
 
 def epoch_and_seconds(run: TaskRun, checkpoint: Path) -> tuple[float, float]:

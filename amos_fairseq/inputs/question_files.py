@@ -195,8 +195,7 @@ def f1(gold: Sequence[str], predicted: Sequence[str]) -> float:
     """Return the harmonic mean of precision and recall over the words or characters of both; 1 if both are empty."""
     if not gold or not predicted:
         return float(gold == predicted)
-    common = sum((Counter(gold) & Counter(predicted)).values())
-    return 2 * common / (len(gold) + len(predicted))
+    return 2 * sum((Counter(gold) & Counter(predicted)).values()) / (len(gold) + len(predicted))
 
 
 def evaluate(

@@ -81,7 +81,8 @@ class TextClassificationTask(LabeledTask):
     @classmethod
     def setup_task(cls, cfg: TextClassificationConfig, **kwargs: Any) -> "TextClassificationTask":
         (directory,) = prepared_directories(cfg, several=False)
-        return cls(cfg, *vocabulary_of([directory], cfg.separator_token), read_task_record(directory))
+        record = read_task_record(directory)
+        return cls(cfg, *vocabulary_of([directory], cfg.separator_token), record)
 
     def add_head(self, model: TextModel) -> dict[str, HeadOutputs]:
         record = self.record

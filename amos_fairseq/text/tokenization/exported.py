@@ -45,7 +45,8 @@ def export_obstacle(tokenizer: Tokenizer) -> str | None:
     """Return why no model with the tokenizer could be exported; None if one could."""
     if isinstance(tokenizer, FastTokenizer):
         try:
-            with_padding_at_1(exported_tokenizer(tokenizer), tokenizer.special_tokens[PAD], row_map(tokenizer))
+            ids = row_map(tokenizer)
+            with_padding_at_1(exported_tokenizer(tokenizer), tokenizer.special_tokens[PAD], ids)
         except UserError as error:
             return str(error)
     return None
