@@ -150,7 +150,7 @@ class HeadOutputs:
     header: bool = True
     raw_text: bool = False
     signs: str = ""
-    whole: Collection[str] = ()
+    whole: Collection[str] = dataclasses.field(default_factory=list)
 
     @classmethod
     def parse(cls, content: Any) -> "HeadOutputs":

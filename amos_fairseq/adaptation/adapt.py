@@ -241,7 +241,7 @@ def describe_held_out(records: list[dict[str, Any]], is_new: bool) -> str:
     (first, before), (last, after) = points[0], points[-1]
     unit = "" if key == "rtd_auc" else " nats"
     name = f" with MODEL{' and a new head' if is_new else ''}" if first == 0 else f" at update {first:,}"
-    entropy = f" (frequencies alone: {validations[-1].get('unigram_entropy', math.nan):.2f})" if unit else ""
+    entropy = f" (unigram entropy: {validations[-1].get('unigram_entropy', math.nan):.2f})" if unit else ""
     return f"on held-out text, {key} was {before:.2f}{unit}{name} and is {after:.2f}{unit} at update {last:,}{entropy}"
 
 

@@ -104,7 +104,7 @@ def parse_number(value: Any) -> float:
 
 def name_of(value: Any) -> str:
     """Return the name of a class: 1 for 1.0 and "1.00", as tables with missing values spell whole numbers, true for True,
-    one plain space for others, such as the no-break spaces of web pages, and NFC, so that letters with accents are one."""
+    one plain space for others, such as the no-break spaces of web pages, and NFC, as an accented letter has two encodings."""
     text = unicodedata.normalize("NFC", " ".join(str(value).split()))
     name = str(value).lower() if isinstance(value, bool) else printable(text)
     whole = re.fullmatch(r"(-?[0-9]+)\.0+", name)

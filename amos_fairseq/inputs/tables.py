@@ -215,7 +215,7 @@ def require_columns(table: TableFile, names: Sequence[str], choose: str = "give 
     if len(table.columns) == 1 and (separator := re.search("[;|\t]", table.columns[0])):
         choose = f"its columns are separated by {separator[0]!r}: convert it (docs/converting.md, Tables)"
     if table.columns[0].startswith("#"):
-        choose = "where its first line is a comment, remove it"
+        choose += "; where its first line is a comment, remove it"
     for name in names:
         if not table.has(name):
             raise UserError(

@@ -35,7 +35,7 @@ _SPANS = ("spans", "ents", "entities", "labels", "label")  # the columns of span
 # Spaces, punctuation as BERT's tokenizer has it, and characters of scripts without spaces; the last two are words of their own.
 _UNSPACED_CHARACTERS = pre_tokenizers.Split(Regex(UNSPACED.pattern), "isolated")
 _DIVIDED = pre_tokenizers.Sequence([pre_tokenizers.BertPreTokenizer(), _UNSPACED_CHARACTERS])
-_INSIDE = re.compile(r"(?<=\w)[^\w\s](?=\w)")
+_INSIDE = re.compile(r"(?<=[^\W_])(?:[^\w\s]|_)(?=[^\W_])")
 FORMS = (
     "words are read from CoNLL-U, from columns (the word first and its label last, or --columns; a blank line after each "
     "sentence), and from JSON lines and Parquet with lists (tokens, tags) or a text and spans of its characters (text, "
@@ -399,15 +399,18 @@ def words_in(text: str, number: int, signs: str = "", whole: Collection[str] = (
     return Sentence([text[start:end] for start, end in ranges], {}, spaces, [number] * len(ranges), text), ranges
 
 
-def undivided(sentences: Iterable[Sentence]) -> tuple[str, list[str]]:
-    """Return for ``words_in`` the signs that words have inside, as in vice-president, more often than at their beginning, as
-    the apostrophe of ``'s`` is where that is a word; and the words that are divided nevertheless."""
+def undivided(sentences: Sequence[Sentence]) -> tuple[str, list[str]]:
+    """Return for ``words_in`` the signs between letters that are inside of words, as in vice-president, more often than at
+    their ends, as in ``'s`` (a full stop ends abbreviations, too); and the words that are divided nevertheless."""
     counts: Counter[str] = Counter()
-    words = Counter(word for sentence in sentences for word in sentence.words)
-    for word in words.elements():
-        counts.update(_INSIDE.findall(word))
-        counts.subtract(word[:1] if len(word) > 1 else "")
+    for sentence in sentences:
+        text, ranges = sentence.places()
+        ends = {place for each in ranges for place in each}
+        for sign in _INSIDE.finditer(text):
+            counts[sign[0]] += -1 if ends & {*sign.span()} else 1
+        counts.subtract("".join(word[0] + word[-1].strip(".") for word in sentence.words if len(word) > 1))
     signs = "".join(sorted(sign for sign, count in counts.items() if count > 0))
+    words = {word for sentence in sentences for word in sentence.words if not UNSPACED.search(word) and " " not in word}
     return signs, sorted(word for word in words if len(words_in(word, 0, signs)[0].words) > 1)
 
 

@@ -48,7 +48,7 @@ def test_a_checkpoint_says_what_its_heads_predict(tmp_path, capsys):
     run = write_run(tmp_path / "run", classes=2)
     unnamed = HEAD | {"name": "", "labels": [], "text_columns": [], "header": True}
     assert vars(load_checkpoint(run).heads[TEXT_HEAD]) == unnamed
-    assert vars(load_checkpoint(with_heads(run, {TEXT_HEAD: HEAD})).heads[TEXT_HEAD]) == HEAD
+    assert vars(load_checkpoint(with_heads(run, {TEXT_HEAD: HEAD})).heads[TEXT_HEAD]) == HEAD | {"whole": frozenset()}
     with pytest.raises(UserError, match=r"has no head upos_labels \(it has sentence_classification_head\)"):
         load_checkpoint(run).head("upos_labels")
     for kind, problem in (("classes", "single_label_classification"), ("labels", "multi_label_classification")):

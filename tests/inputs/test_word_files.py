@@ -201,6 +201,11 @@ def test_words_of_raw_text_as_in_the_training_data():
     words = ["vice-mayor", "'s", "O'Brien", "'s", "3.5", ".", "U.S.", "-"]
     found = undivided([Sentence(words, {}), Sentence(["Jan-Peter", "a", "/b"], {})])
     assert found == ("-.", ["'s", "/b", "O'Brien", "U.S."])
+    french = Sentence(["l'", "e-mail", "d'", "aujourd'hui"], {}, [False, True, False, False])
+    assert undivided([french, Sentence(["well", "-", "known"], {}, [False] * 3), french]) == (
+        "-",
+        ["aujourd'hui", "d'", "l'"],
+    )
     assert words_in("A vice-mayor's 's 3.5 -1 U.S. U.S.-Bank.", 1, *found)[0].words == [
         *("A", "vice-mayor", "'", "s", "'s", "3.5", "-", "1", "U.S.", "U.S", ".", "-", "Bank", ".")
     ]

@@ -228,7 +228,7 @@ def test_model_and_result_are_compared(models: Path, tmp_path: Path) -> None:
     assert first["mlm_loss_2"] == pytest.approx(last["mlm_loss_2"], abs=1e-3)
     loss = f"{first['mlm_loss_2']:.2f} nats"
     held_out = f"on held-out text, mlm_loss_2 was {loss} with MODEL and is {loss} at update 2 "
-    assert re.search(re.escape(held_out) + r"\(frequencies alone: [2-9]\.\d\d\)\n", done.stderr)
+    assert re.search(re.escape(held_out) + r"\(unigram entropy: [2-9]\.\d\d\)\n", done.stderr)
 
     found = re.search(r"cosine of (\d+) unrelated lines.* MODEL (\S+), the result (\S+)\n", done.stderr)
     count, cosine, of_result = found.groups()

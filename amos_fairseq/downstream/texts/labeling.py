@@ -95,7 +95,7 @@ def label_table(
     added += [f"{PROBABILITY} {label}" for label in head.labels] if probabilities else []
     columns = list(dict.fromkeys([*table.columns, *added]))
     if replaced := [name for name in added if name in table.columns]:  # those of an earlier model
-        say(f"{file}: {out.name} has new values in {', '.join(replaced)}: rename its columns to keep them", "classify")
+        say(f"{file}: its columns {', '.join(replaced)} get other values in {out.name}", "classify")
     counted: Counter[str] = Counter()
 
     def labeled_rows() -> Iterator[dict[str, Any]]:

@@ -423,25 +423,22 @@ def predict_file(
 
 def refuse_other_form(words: WordFile, head: HeadOutputs) -> None:
     """Refuse columns without labels of the head, which may be lines of text, and lines of text with them, as columns have."""
-
-    def are_labels(values: Sequence[str]) -> bool:
-        return 2 * sum(value in head.labels for value in values) >= len(values)
-
+    names = {label for label in head.labels if any(map(str.isalnum, label))}  # a full stop is a label of some
     ends = [sentence.raw.split()[-1] for sentence in words.sentences if words.kind == TEXT_LINES]
     columns = [[label for sentence in words.sentences for label in sentence.columns[name]] for name in words.names]
+    are_labels = [2 * sum(label in names for label in labels) >= len(labels) for labels in (ends, *columns)]
     problem = f"has lines that end in labels of {head.name}: name its columns with --columns"
-    if words.kind == COLUMNS and LABEL in words.names and not any(map(are_labels, columns)):
+    if words.kind == COLUMNS and LABEL in words.names and not any(are_labels[1:]):
         problem = f"has no column of labels of {head.name}: name its columns with --columns, or if it is text, write "
         problem += "--out SPANS.jsonl, or take its blank lines away"
-    elif not ends or not are_labels(ends):
+    elif not ends or not are_labels[0]:
         return
     raise UserError(f"{words.path} {problem}")
 
 
 def label_words(words: WordFile, results: Path, name: str | None, out: Path, device: str) -> str:
-    """Write words with their labels in each column that ``results``, an output of ``amos tag``, has, or in the column ``name``
-    alone, by the run that is best on dev for it; or, if ``out`` is called .jsonl, the spans in each text. Return what was
-    done."""
+    """Write words with their labels in each column of ``results``, an output of ``amos tag``, or in the column ``name`` alone, by
+    its run that is best on dev; or, if ``out`` is called .jsonl, the spans in each text. Return what was done."""
     as_spans, labels, done = kind_of(out) == JSONL, {}, []
     for task, loaded in load_best(results, Tagging.name, "amos tag"):
         learned = task.removeprefix(TASK_PREFIX).partition(OF)[0]
@@ -449,8 +446,8 @@ def label_words(words: WordFile, results: Path, name: str | None, out: Path, dev
             continue
         head = loaded.head(word_head_name(learned))
         refuse_other_form(words, head)
-        words = words.divided(head.signs, head.whole)
-        if not labels:
+        if not labels:  # the first column says how raw text is divided, for all
+            words = words.divided(head.signs, head.whole)
             words.report("tag")
         column = Column(loaded.file.parent, head.name, head.labels, has_spans=head.kind == "spans")
         for_cut = "have no label" if as_spans else f"have the label {column.cut_label}"

@@ -54,7 +54,7 @@ class Column:
         manifest = read_manifest(directory / MANIFEST)
         values = (manifest[name] for name in ("column", "labels", "has_spans"))
         more = (content_sha256(manifest), manifest[SEEN], manifest.get(HELD_OUT, ""), RAW_TEXT in manifest)
-        return cls(directory, *values, *more, tuple(manifest[UNDIVIDED]))
+        return cls(directory, *values, *more, tuple(manifest.get(UNDIVIDED, ("", []))))
 
     @property
     def head(self) -> str:

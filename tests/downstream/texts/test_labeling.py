@@ -210,7 +210,7 @@ def test_every_row_of_the_table_is_one_of_the_result(results, tmp_path, capsys):
     label(results, gaps, tmp_path / "gaps.csv")
     assert [row["prediction"] or None for row in read_csv(tmp_path / "gaps.csv")] == [row["prediction"] for row in rows]
     label(results, tmp_path / "gaps.csv", tmp_path / "again.csv")
-    assert "gaps.csv: again.csv has new values in prediction, probability: rename" in capsys.readouterr().err
+    assert "gaps.csv: its columns prediction, probability get other values in again.csv\n" in capsys.readouterr().err
 
 
 def test_values_of_json_that_are_no_text(results, tmp_path, capsys):
