@@ -437,8 +437,8 @@ def refuse_other_form(words: WordFile, head: HeadOutputs) -> None:
 
 
 def label_words(words: WordFile, results: Path, name: str | None, out: Path, device: str) -> str:
-    """Write words with their labels in each column of ``results``, an output of ``amos tag``, or in the column ``name`` alone, by
-    its run that is best on dev; or, if ``out`` is called .jsonl, the spans in each text. Return what was done."""
+    """Write words with their labels in each column of ``results``, an output of ``amos tag``, or in the column ``name`` alone,
+    by its run that is best on dev; or, if ``out`` is called .jsonl, the spans in each text. Return what was done."""
     as_spans, labels, done = kind_of(out) == JSONL, {}, []
     for task, loaded in load_best(results, Tagging.name, "amos tag"):
         learned = task.removeprefix(TASK_PREFIX).partition(OF)[0]
