@@ -44,9 +44,7 @@ def checkpoint_file(path: Path) -> Path:
     for file in files:
         if file.is_file():
             return file
-    advice = (
-        "give a checkpoint or the SAVE_DIR of a run that has saved one; of the Hub: hf download NAME --local-dir DIR"
-    )
+    advice = "give a checkpoint or the SAVE_DIR of a run that has saved one; or hf download NAME --local-dir DIR"
     if is_hugging_face(path):
         advice = f"{path} is a Hugging Face model, run amos import {shlex.quote(str(path))} OUT.pt and give OUT.pt"
     elif runs := sorted(file.parent for file in path.glob("runs/**/checkpoint_*.pt")):

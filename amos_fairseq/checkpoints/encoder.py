@@ -204,9 +204,8 @@ class Encoder(nn.Module):
                 with_input=True,
                 lengths=[len(each) for each, _ in inputs],
             )
-            wanted = (
-                [outputs[-1], *outputs] if all_layers else [outputs[-1]]
-            )  # ModernBERT's are normalized when they are read
+            # Here, because ModernBERT's states are normalized when they are read.
+            wanted = [outputs[-1], *outputs] if all_layers else [outputs[-1]]
         return [tuple(each[row, : len(tokens)] for each in wanted) for row, (tokens, _) in enumerate(inputs)]
 
     def _features(self, inputs: list[tuple[Tensor, Tensor]], encoded: list[tuple[Tensor, ...]]) -> Features:

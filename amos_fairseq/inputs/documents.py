@@ -107,7 +107,7 @@ class DocumentFile:
             text = row[self.column]
             if not isinstance(text, str | None):
                 raise UserError(
-                    f"{self.path}, row {number}: {self.column} is {text!r:.60}, not a text (docs/converting.md, JSON)"
+                    f"{self.path}, row {number}: {self.column} is {text!r:.60}, not a text (docs/converting.md)"
                 )
             document = "".join(f"{line}\n" for line in clean_lines(text or "") if line).encode("utf-8")
             refuse_large(document, self.path, f"row {number}")

@@ -265,7 +265,8 @@ class TextPretrainingTask(CorpusTask):
 
     def mask_blocks(self, blocks: Any, *, training: bool, **more: Any) -> MaskedBlockDataset:
         """Return a data set of these blocks with the settings of this task, and ``more``."""
-        return (PhasedBlocks if training and self.phases else MaskedBlockDataset)(
+        kind = PhasedBlocks if training and self.phases else MaskedBlockDataset
+        return kind(
             blocks,
             self.dictionary,
             tokens_per_block=self.cfg.tokens_per_sample,

@@ -275,7 +275,8 @@ class SquadCriterion(LabeledCriterion):
         output: SpanOutput = model(**sample["net_input"])
         starts, ends = sample["net_input"]["span_targets"]  # [B]
         start_loss = cross_entropy(output.start_logits, starts, reduction="sum")
-        loss = (start_loss + cross_entropy(output.end_logits, ends, reduction="sum")) / 2
+        end_loss = cross_entropy(output.end_logits, ends, reduction="sum")
+        loss = (start_loss + end_loss) / 2
         start_correct = output.start_logits.argmax(-1).eq(starts)
         end_correct = output.end_logits.argmax(-1).eq(ends)
         num_windows = sample["nsentences"]

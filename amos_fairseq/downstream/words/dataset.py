@@ -63,8 +63,8 @@ class Column:
     @property
     def outputs(self) -> HeadOutputs:
         """What the outputs of its head mean."""
-        kind = "spans" if self.has_spans else "words"
-        return HeadOutputs(kind, self.labels, self.name, [], True, self.raw_text, *self.undivided)
+        kind, words = "spans" if self.has_spans else "words", dict(zip(("signs", "whole"), self.undivided, strict=True))
+        return HeadOutputs(kind, self.labels, self.name, raw_text=self.raw_text, **words)
 
     @property
     def main_score(self) -> str:

@@ -355,7 +355,8 @@ def average(medians: Mapping[str, float]) -> tuple[str, float | None]:
     counted = [medians[task] for task in AVERAGED if task in medians]
     if not counted:
         return "AVG", None
-    return ("AVG" if len(counted) == len(AVERAGED) else f"AVG of {len(counted)}"), statistics.fmean(counted)
+    name = "AVG" if len(counted) == len(AVERAGED) else f"AVG of {len(counted)}"
+    return name, statistics.fmean(counted)
 
 
 def glue_table(
