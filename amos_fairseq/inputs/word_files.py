@@ -128,7 +128,7 @@ class WordFile:
         print_what_was_read(self.path, self.kind, columns, len(self.sentences), self.left_out, shown, command, what)
 
     def divided(self, signs: str, whole: Collection[str]) -> "WordFile":
-        """Return the file with words as :func:`words_in` has them, where they were made of raw text."""
+        """Return the file with words as `words_in` has them, where they were made of raw text."""
         raw = [(sentence.raw, sentence.lines[0]) for sentence in self.sentences if sentence.raw is not None]
         return dataclasses.replace(self, sentences=[words_in(*each, signs, whole)[0] for each in raw] or self.sentences)
 
