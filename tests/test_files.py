@@ -120,7 +120,10 @@ def test_checkpoint_of_a_folder(saved: str, chosen: str, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("there", "advice"),
     [
-        ("metrics.jsonl", "give a checkpoint or the SAVE_DIR of a run that has saved one; or hf download NAME --local-dir DIR"),
+        (
+            "metrics.jsonl",
+            "give a checkpoint or the SAVE_DIR of a run that has saved one; or hf download NAME --local-dir DIR",
+        ),
         ("model.pt", "give .*/model.pt"),
         ("run/checkpoint_last.pt", "give .*/run/checkpoint_last.pt"),  # of amos adapt
         ("runs/rte/seed1/checkpoint_last.pt", "fine-tuning results, give one of their runs, such as .*/runs/rte/seed1"),

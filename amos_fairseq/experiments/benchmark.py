@@ -27,8 +27,8 @@ from amos_fairseq.experiments import recipe_names
 from amos_fairseq.experiments.recipes import Hyperparameters, Recipe, Schedule, load_recipe, size_for_width
 from amos_fairseq.experiments.records import (
     LINEAR,
-    NO_CONSTANTS,
-    ConstantScores,
+    NO_BASELINES,
+    BaselineScores,
     RunResult,
     Summaries,
     TaskSummary,
@@ -350,15 +350,15 @@ class Benchmark(ABC):
     def summarize(self, results: Sequence[RunResult]) -> tuple[Sequence[RunResult], dict[str, TaskSummary]]:
         return results, summarize(results)
 
-    def constants(self) -> dict[str, ConstantScores]:
-        """Return the scores of a constant prediction, by the task of a summary."""
+    def baselines(self) -> dict[str, BaselineScores]:
+        """Return the scores without the encoder, by the task of a summary."""
         return {}
 
     def label(self, task: str) -> str:
         return task
 
-    def table(self, summaries: Summaries, constants: Mapping[str, ConstantScores], notes: Sequence[str]) -> Table:
-        """Return the table; by default with a row for each task that has results, one for each of its constant predictions, and
+    def table(self, summaries: Summaries, baselines: Mapping[str, BaselineScores], notes: Sequence[str]) -> Table:
+        """Return the table; by default with a row for each task that has results, one for each of its baselines, and
         a column for each score."""
         shown = [score for score in self.columns if any(score in summary.scores for summary in summaries.values())]
         rows = []
@@ -367,8 +367,8 @@ class Benchmark(ABC):
                 cells = [format_spread(scores.get(score), score) for score in shown]
                 what = "linear model on its frozen states" if trial == LINEAR else self.session.row_name
                 rows.append([f"{self.label(task)}: {what}", *cells])
-            constant = constants.get(task, NO_CONSTANTS)
-            rows += [[f"{self.label(task)}: {row}", *constant.cells(row, shown)] for row in constant.scores]
+            of_task = baselines.get(task, NO_BASELINES)
+            rows += [[f"{self.label(task)}: {row}", *of_task.cells(row, shown)] for row in of_task.scores]
         return Table(self.title, ["", *(self.columns[score] for score in shown)], rows, notes)
 
     def notes(self, results: Sequence[RunResult], summaries: Summaries) -> Iterable[str]:

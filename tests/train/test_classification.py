@@ -148,6 +148,11 @@ def test_classes(place, classes, tmp_path):
     assert f"| accuracy {scores['accuracy']:.4g}," in card
     by_text = {row["text"]: row["prediction"] for row in labeled}
     assert [by_text[table[int(row["line"]) - 1].split("\t")[1]] for row in rows] == found
+    by_text = {row["text"]: float(row["probability"]) for row in labeled}
+    probabilities = [by_text[table[int(row["line"]) - 1].split("\t")[1]] for row in rows]
+    assert [float(row["probability"]) for row in rows] == pytest.approx(probabilities, abs=1e-5), (
+        "after the temperature"
+    )
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGHUP, 75), (signal.SIGINT, 130)])

@@ -106,7 +106,7 @@ def test_trees_of_a_grammar_are_learned(place, tmp_path, capsys):
     (tmp_path / "long").write_text("".join(words))
     capsys.readouterr()
     main([*predict, str(tmp_path / "long")])
-    (last,) = re.findall(r"1 sentences; the last ([0-9]+) words of 1 sentences of more", capsys.readouterr().out)
+    (last,) = re.findall(r"the last ([0-9]+) words of sentences of more", capsys.readouterr().err)
     [tree] = read_conllu(labels).sentences
     assert tree.columns["deprel"][-int(last) :] == ["dep"] * int(last)
     assert "--part encoder" in error_line(capsys, main, "export", checkpoint, tmp_path / "hf", reports_progress=True)

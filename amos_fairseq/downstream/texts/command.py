@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from scipy.special import softmax
 from torch import Tensor
 
 from amos_fairseq.checkpoints.read import LoadedCheckpoint, load_checkpoint
@@ -22,8 +23,8 @@ from amos_fairseq.downstream.texts.dataset import (
     read_targets,
     read_task_record,
 )
-from amos_fairseq.downstream.texts.labeling import label_table, predict_logits, spell_predictions
-from amos_fairseq.downstream.texts.linear import MOST_ROWS, OUTPUT_LAYER, fit_head
+from amos_fairseq.downstream.texts.labeling import PROBABILITY, label_table, predict_logits, spell_predictions
+from amos_fairseq.downstream.texts.linear import BAG, MOST_ROWS, OUTPUT_LAYER, fit_bag, fit_head
 from amos_fairseq.downstream.texts.prepare import NAME, prepare_inside
 from amos_fairseq.downstream.texts.scores import (
     HEADINGS,
@@ -44,8 +45,8 @@ from amos_fairseq.experiments.benchmark import (
     usable_folder,
 )
 from amos_fairseq.experiments.recipes import Hyperparameters, different
-from amos_fairseq.experiments.records import ConstantScores, RunResult, Summaries, content_sha256
-from amos_fairseq.experiments.table import MOST_PRINTED, export_notice, run_and_print
+from amos_fairseq.experiments.records import BaselineScores, RunResult, Summaries, content_sha256
+from amos_fairseq.experiments.table import MOST_PRINTED, export_notice, run_and_print, test_table
 from amos_fairseq.files import csv_lines, write_text
 from amos_fairseq.output.terminal import Table
 from amos_fairseq.text.prepared_data import PREPARE_AGAIN
@@ -140,20 +141,27 @@ class TextData:
         """Return class indices [N] int64, or the values of a regression [N] float64."""
         return read_targets(self.directory, split, self.record)
 
-    def constant(self) -> ConstantScores:
-        """Return the scores of a constant: the most frequent class, the labels that more than half of the training rows have,
-        or the mean of their numbers."""
+    def baselines(self, splits: Mapping[str, str], max_positions: int = 0) -> BaselineScores:
+        """Return the scores without the encoder on ``splits``, with the suffixes of their scores.
+
+        They are those of a constant: the most frequent class, the labels that more than half of the training rows have, or the
+        mean of their numbers. With ``max_positions``, and few rows, also those of ``fit_bag``.
+        """
         train, kind = self.labels("train"), self.kind
         if kind == "classes":
             constant = np.bincount(train).argmax()
         else:
             constant = train.mean(axis=0) > 0.5 if kind == "labels" else train.mean()
-        scores: dict[str, float] = {}
-        for split, suffix in self.dev_splits.items():
-            dev = self.labels(split)
-            split_scores = self.score(np.broadcast_to(constant, dev.shape), dev)
-            scores |= {f"{name}{suffix}": value for name, value in split_scores.items()}
-        return ConstantScores(self.record["splits"]["valid"]["rows"], {CONSTANTS[kind]: scores})
+        rows = {CONSTANTS[kind]: lambda split: np.broadcast_to(constant, self.labels(split).shape)}
+        if max_positions and self.num_train <= MOST_ROWS and (train != train[0]).any():
+            bag = fit_bag(kind, self.inputs("train", max_positions, None), train)
+            rows[BAG] = lambda split: bag(self.inputs(split, max_positions, None))
+        scores: dict[str, dict[str, float]] = {row: {} for row in rows}
+        for split, suffix in splits.items():
+            for row, predict in rows.items():
+                found = self.score(predict(split), self.labels(split))
+                scores[row] |= {f"{name}{suffix}": value for name, value in found.items()}
+        return BaselineScores(self.record["splits"][next(iter(splits))]["rows"], scores)
 
     def score(self, predictions: np.ndarray, labels: np.ndarray) -> dict[str, float]:
         return text_scores(self.kind, predictions, labels, self.record["scores"])
@@ -171,7 +179,7 @@ class TextData:
         """Return the outputs of a fine-tuned checkpoint for a split, as :func:`predict_logits` does."""
         rows = self.inputs(split, max_positions, loaded.separator)
         head = self.record.get("head", self.name)  # of a test set without a task of its own
-        return predict_logits(loaded, [rows[index] for index in range(len(rows))], device, stop, head)
+        return predict_logits(loaded, list(rows), device, stop, head)
 
     def texts(self, split: str) -> list[list[str]]:
         """Return the texts of each row as they were read, where they are kept."""
@@ -210,8 +218,8 @@ class TextBenchmark(Benchmark):
         directories = os.pathsep.join(str(data.directory) for data in self.tables_of(run.task.name))
         return [directories, "--tokens-per-text", str(self.max_positions), *run.task.selection_flags]
 
-    def constants(self) -> dict[str, ConstantScores]:
-        return {name: data.constant() for name, data in self.prepared.items()}
+    def baselines(self) -> dict[str, BaselineScores]:
+        return {name: data.baselines(data.dev_splits) for name, data in self.prepared.items()}
 
     def evaluate(self, task: str, checkpoint: Path, device: str, stop: threading.Event) -> dict[str, float]:
         """Return the scores by name and write ``predictions.SPLIT.tsv``."""
@@ -224,10 +232,11 @@ class TextBenchmark(Benchmark):
         scores = {}
         for split, suffix in data.dev_splits.items():
             logits = data.logits(loaded, split, self.max_positions, device, stop)
-            self.write_predictions(data, split, prefix + self.dev_name.format(split=split), logits, loaded.file.parent)
             split_scores = data.score(predictions_of(data.kind, logits), data.labels(split))
             scores |= {f"{name}{suffix}": value for name, value in split_scores.items()}
-            scores |= self.calibration(logits, data.labels(split))
+            scores |= (calibration := self.calibration(logits, data.labels(split)))
+            logits /= calibration.get("temperature", 1.0)
+            self.write_predictions(data, split, prefix + self.dev_name.format(split=split), logits, loaded.file.parent)
         return scores
 
     def calibration(self, logits: np.ndarray, labels: np.ndarray) -> dict[str, float]:
@@ -235,9 +244,13 @@ class TextBenchmark(Benchmark):
         return {}
 
     def write_predictions(self, data: TextData, split: str, name: str, logits: np.ndarray, folder: Path) -> None:
-        """Write ``predictions.NAME.tsv``: of each row its id, prediction and label, and its texts where they are kept."""
+        """Write ``predictions.NAME.tsv``: of each row its id, prediction, label, probability of a class, and texts if they are
+        kept."""
         header = [self.id_column, "prediction", "label"]
         columns = [data.ids(split), data.spell(predictions_of(data.kind, logits)), data.spell(data.labels(split))]
+        if data.kind == "classes":
+            header.append(PROBABILITY)
+            columns.append([f"{share:.6g}" for share in softmax(logits, axis=1).max(1)])
         if texts := data.texts(split):
             header += data.record["text_columns"]
             columns += list(zip(*texts, strict=True))
@@ -304,10 +317,13 @@ class Classification(TextBenchmark):
         if self.kind == "classes":
             yield "ECE: expected calibration error in percent, on dev, before and after a temperature was fitted to dev"
 
+    def baselines(self) -> dict[str, BaselineScores]:
+        data = self.prepared[NAME]
+        return {NAME: data.baselines(data.dev_splits, self.max_positions)}
+
     def fit(self, task: str, checkpoint: Path, device: str, stop: threading.Event) -> dict[str, Tensor]:
         data, loaded = self.prepared[task], load_checkpoint(checkpoint)
-        rows = data.inputs("train", self.max_positions, loaded.separator)
-        texts = [rows[index] for index in range(len(rows))]
+        texts = list(data.inputs("train", self.max_positions, loaded.separator))
         return fit_head(loaded, texts, data.labels("train"), data.kind, device, stop)
 
     def calibration(self, logits: np.ndarray, labels: np.ndarray) -> dict[str, float]:
@@ -339,10 +355,10 @@ class Classification(TextBenchmark):
             if split == "test":
                 self.write_predictions(data, split, name, logits, loaded.file.parent)
                 ece = {"ece": calibration_error(logits, labels)} if data.kind == "classes" else {}
-                scores = ConstantScores(len(labels), {"best run on dev": data.score(predictions, labels) | ece})
-                heads = {score: heading for score, heading in self.columns.items() if score != "ece_before"}
-                row = [f"{self.label_column}: best run on dev", *scores.cells("best run on dev", list(heads))]
-                tables.append(Table(f"{self.label_column}, test", ["", *heads.values()], [row]))
+                scores = {"best run on dev": data.score(predictions, labels) | ece}
+                scores |= data.baselines({split: ""}, self.max_positions).scores
+                main = data.main_score
+                tables.append(test_table(self.label_column, self.columns, scores, main, len(labels), self.unit))
             if data.kind != "number":
                 rows = scores_of_classes(predictions, labels, data.label_names)
                 tables.append(Table(f"{data.kind} of {name}", ["", "precision", "recall", "F1", "rows"], rows))

@@ -13,7 +13,7 @@ SPLIT.ids                                       what the table calls each row, o
 SPLIT.texts.jsonl                               the texts of each row as they were read, for files of predictions
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +107,9 @@ class ShortenedTexts(BaseWrapperDataset):
     @property
     def sizes(self) -> np.ndarray:
         return np.minimum(self.dataset.sizes, self.max_tokens)
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return (self[index] for index in range(len(self)))
 
     def __getitem__(self, index: int) -> Tensor:
         texts = [text[index] for text in self._texts]

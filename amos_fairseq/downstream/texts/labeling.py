@@ -152,7 +152,7 @@ def predict_texts(
 ) -> tuple[list[dict[str, Any]], int]:
     """Return what a head predicts for texts, each as many as the model was trained on; and how many are too long, and cut."""
     encoded = encode(loaded, [tuple(" ".join(text.splitlines()) for text in each) for each in texts])
-    logits = predict_logits(loaded, [encoded[index] for index in range(len(texts))], device, task=head)
+    logits = predict_logits(loaded, list(encoded), device, task=head)
     return list(predicted_cells(loaded.head(head), logits)), encoded.num_cut
 
 

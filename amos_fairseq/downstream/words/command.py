@@ -1,14 +1,16 @@
 """``amos tag``: labels of words, trained by the task ``sequence_tagging``."""
 
 import argparse
+import bisect
 import dataclasses
 import json
 import os
 import shlex
 import threading
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -30,7 +32,6 @@ from amos_fairseq.downstream.words.dataset import (
     has_unlabeled,
     pad_words,
     word_head_name,
-    words_that_fit,
 )
 from amos_fairseq.downstream.words.prepare import WordSource, check_column, convert_spans, prepare_tagging_inside
 from amos_fairseq.downstream.words.views import CROSS_VIEWS, WordOutput, parse_views
@@ -47,7 +48,7 @@ from amos_fairseq.experiments.benchmark import (
 )
 from amos_fairseq.experiments.recipes import WORDS, Hyperparameters, different
 from amos_fairseq.experiments.records import (
-    ConstantScores,
+    BaselineScores,
     RunResult,
     Summaries,
     TaskSummary,
@@ -55,7 +56,7 @@ from amos_fairseq.experiments.records import (
     divide,
     summarize_divided,
 )
-from amos_fairseq.experiments.table import export_notice, run_and_print
+from amos_fairseq.experiments.table import export_notice, run_and_print, test_table
 from amos_fairseq.files import write_lines, write_text
 from amos_fairseq.inputs.files import JSONL, kind_of
 from amos_fairseq.inputs.schemes import count, items_of, main_score, scores, scores_by_name
@@ -129,14 +130,22 @@ class ColumnData:
             unlabeled = WordSequences(column.directory, UNLABELED, max_tokens, training=True)
         return cls(column, train, dev, unlabeled, column.read_words("valid"))
 
-    def constant(self) -> ConstantScores:
-        """Return the scores of the most frequent label of the training words for every word of dev."""
-        labels = Counter(label for index in range(len(self.train)) for label in self.train.labels(index))
-        most, counts = labels.most_common(1)[0][0], Counter()
-        for index, words in enumerate(self.words):
-            counts.update(self.column.count(self.dev.labels(index), [most] * len(words)))
-        name = f"most frequent label ({self.column.labels[most]})"
-        return ConstantScores(sum(map(len, self.words)), {name: scores(counts)})
+    def gold(self) -> Iterator[list[str]]:
+        """Yield the labels of each dev sentence."""
+        yield from ([self.column.labels[label] for label in self.dev.labels(index)] for index in range(len(self.dev)))
+
+    def baseline(self, words: Sequence[Sequence[str]], gold: Iterable[Sequence[str]]) -> BaselineScores:
+        """Return the scores on sentences of the label that a word has most often in training, for a new word that of all."""
+        of_word: defaultdict[str, Counter[int]] = defaultdict(Counter)
+        for sentence, labels in zip(self.column.read_words("train"), self.train.all_labels, strict=True):
+            for word, label in zip(sentence, labels.tolist(), strict=True):
+                of_word[word][label] += 1
+                of_word[""][label] += 1  # all words: none is empty
+        most = {word: self.column.labels[labels.most_common(1)[0][0]] for word, labels in of_word.items()}
+        counts: Counter[str] = Counter()
+        for sentence, labels in zip(words, gold, strict=True):
+            counts.update(count(labels, [most.get(word, most[""]) for word in sentence], self.column.has_spans))
+        return BaselineScores(sum(map(len, words)), {"most frequent label of each word": scores(counts)})
 
     def notes(self, max_tokens: int, cut_in_dev: str = "counted as wrong") -> Iterator[str]:
         """Yield a note for dev sentences that train too, and for each split of which sentences are cut; ``cut_in_dev``: how
@@ -242,14 +251,16 @@ class Tagging(Benchmark):
             records = {"dev": read_json(checkpoint.parent / f"{self.prefix(name)}scores.json", "remove OUT/runs")}
             if name in self.tests:
                 file, loaded, device = self.tests[name], load_checkpoint(checkpoint), self.session.devices[0]
-                cut = "are counted as wrong"
-                predictions, counted = predict_file(loaded, column.head, file, most_likely, cut, device)
-                gold = (sentence.columns[name] for sentence in file.sentences)
-                rows = zip((sentence.words for sentence in file.sentences), gold, predictions, strict=True)
+                predictions = predict_file(loaded, column.head, file, most_likely, device)
+                words = [sentence.words for sentence in file.sentences]
+                gold = [sentence.columns[name] for sentence in file.sentences]
+                rows = zip(words, gold, predictions, strict=True)
                 record = records["test"] = self.compare(name, rows, checkpoint.parent, ".test")
-                found = {score: f"{record[score]:.1f}" for score in SCORE_NAMES if score in record}
-                cells = [f"{name}: best run on dev", *found.values()]
-                tables.append(Table(f"{name}, test", ["", *map(SCORE_NAMES.get, found)], [cells], [counted]))
+                baseline = opened.baseline(words, gold)
+                all_scores = {"best run on dev": record} | baseline.scores
+                tables.append(
+                    test_table(name, SCORE_NAMES, all_scores, column.main_score, baseline.num_scored, self.unit)
+                )
             for split, record in records.items():
                 rows = []
                 for each, values in record.get("by_name", {}).items():  # of an earlier version: nothing
@@ -275,8 +286,11 @@ class Tagging(Benchmark):
         write_text(folder / f"{self.prefix(name)}scores{suffix}.json", json.dumps(record, indent=1) + "\n")
         return record
 
-    def constants(self) -> dict[str, ConstantScores]:
-        return {task_of_column(name, list(self.opened)): column.constant() for name, column in self.opened.items()}
+    def baselines(self) -> dict[str, BaselineScores]:
+        names = list(self.opened)
+        return {
+            task_of_column(name, names): data.baseline(data.words, data.gold()) for name, data in self.opened.items()
+        }
 
     def write_more(self, summaries: Summaries, stop: threading.Event) -> tuple[Sequence[Path], Sequence[str]]:
         out, best = self.session.out, next(iter(summaries.values())).best  # of several columns by their average
@@ -379,46 +393,65 @@ def predict_column(
     """Return the dev sentences with their predictions."""
     column, sentences = data.column, [data.dev[index] for index in range(len(data.dev))]
     predictions = predict_words(model, column.head, sentences, most_likely, device, stop)
-    gold = ([column.labels[i] for i in sentence["labels"]] for sentence in sentences)
-    return zip(data.words, gold, predictions, strict=True)
+    return zip(data.words, data.gold(), predictions, strict=True)
+
+
+Window = tuple[int, dict[str, Tensor]]  # index of its first word, and what predict_words() reads
 
 
 def encode_sentences(
     loaded: LoadedCheckpoint, file: WordFile, head: HeadOutputs
-) -> tuple[list[Sentence], list[dict[str, Tensor]]]:
-    """Return the sentences of a file as the head reads them, and the same for :func:`predict_words`, with the bits of
-    :class:`WordSequences`.
+) -> tuple[list[Sentence], list[list[Window]]]:
+    """Return the sentences of a file as the head reads them, and the windows of each.
 
-    Raw text is not used if no sentence that trained had one: words in columns are joined by spaces.
+    A sentence that the model can read has one window, with the bits of :class:`WordSequences`. Those of a longer one begin half
+    a window after each other. Of a word with more pieces than a window the first ones are read. Raw text is not used if no
+    sentence that trained had one: words in columns are joined by spaces.
     """
     sentences = file.sentences
     if not head.raw_text:
         sentences = [dataclasses.replace(sentence, spaces=None) for sentence in sentences]
         join_unspaced_words(sentences)
     dictionary, room = loaded.dictionary, loaded.model.max_positions() - NUM_SPECIAL
-    encoded = []
+    encoded: list[list[Window]] = []
     for sentence in sentences:
         pieces, ranges = loaded.tokenizer.encode_words(sentence.words, sentence.spaces)
-        num_words, num_pieces = words_that_fit([end for _, end in ranges], len(pieces), room)
-        tokens = torch.tensor([dictionary.bos(), *pieces[:num_pieces], dictionary.eos()])
-        positions = torch.tensor([start + 1 for start, _ in ranges[:num_words]], dtype=torch.long)
-        encoded.append({"tokens": tokens, "positions": positions})
+        first = last = 0
+        encoded.append([])
+        while last < len(ranges):
+            begin = ranges[first][0] if first else 0
+            last = max(first + 1, bisect.bisect_right(ranges, begin + room, first, key=itemgetter(1)))
+            end = (
+                ranges[last - 1][1] if last < len(ranges) else len(pieces)
+            )  # pieces of no word may follow the last one
+            tokens = torch.tensor([dictionary.bos(), *pieces[begin : min(end, begin + room)], dictionary.eos()])
+            positions = torch.tensor([start - begin + 1 for start, _ in ranges[first:last]], dtype=torch.long)
+            encoded[-1].append((first, {"tokens": tokens, "positions": positions}))
+            first += max(1, (last - first) // 2)
     return sentences, encoded
 
 
 def predict_file(
-    loaded: LoadedCheckpoint, name: str, file: WordFile, read_out: Callable[[Tensor], list], for_cut: str, device: str
-) -> tuple[list[list], str]:
-    """Return what the head ``name`` predicts for the words of each sentence of a file that are not cut; and a message with the
-    number of sentences and of the words that are cut, which get ``for_cut``."""
-    sentences, encoded = encode_sentences(loaded, file, loaded.head(name))
-    predictions = predict_words(loaded.model, name, encoded, read_out, device)
-    cut = [len(sentence.words) - len(labels) for sentence, labels in zip(sentences, predictions, strict=True)]
-    counted = f"{len(cut):,} sentences"
-    if any(cut):
-        longer = f"{sum(map(bool, cut)):,} sentences of more than {loaded.model.max_positions()} tokens"
-        counted += f"; the last {sum(cut):,} words of {longer} {for_cut}"
-    return predictions, counted
+    loaded: LoadedCheckpoint,
+    name: str,
+    file: WordFile,
+    read_out: Callable[[Tensor], list],
+    device: str,
+    in_windows: bool = True,
+) -> list[list]:
+    """Return what the head ``name`` predicts for the words of each sentence of a file, in the window in which a word is farther
+    from the ends; or, unless ``in_windows``, for those in the first window alone."""
+    _, encoded = encode_sentences(loaded, file, loaded.head(name))
+    encoded = [windows[: None if in_windows else 1] for windows in encoded]
+    inputs = [window for windows in encoded for _, window in windows]
+    predicted, merged = iter(predict_words(loaded.model, name, inputs, read_out, device)), []
+    for windows in encoded:
+        of_sentence: list = []
+        for first, _ in windows:
+            middle = (first + len(of_sentence)) // 2  # of the words that both windows have
+            of_sentence[middle:] = next(predicted)[middle - first :]
+        merged.append(of_sentence)
+    return merged
 
 
 def refuse_other_form(words: WordFile, head: HeadOutputs) -> None:
@@ -450,15 +483,13 @@ def label_words(words: WordFile, results: Path, name: str | None, out: Path, dev
             words = words.divided(head.signs, head.whole)
             words.report("tag")
         column = Column(loaded.file.parent, head.name, head.labels, has_spans=head.kind == "spans")
-        for_cut = "have no label" if as_spans else f"have the label {column.cut_label}"
-        read_out = with_probability if as_spans else most_likely
-        predictions, counted = predict_file(loaded, column.head, words, read_out, for_cut, device)
+        predictions = predict_file(loaded, column.head, words, with_probability if as_spans else most_likely, device)
         pairs = zip(words.sentences, predictions, strict=True)
         if as_spans:
             labels[learned] = [labeled_spans(sentence, column, predicted) for sentence, predicted in pairs]
         else:
             labels[learned] = [column.spell(predicted, len(sentence.words)) for sentence, predicted in pairs]
-        done.append(f"{out}, {learned}: {counted}")
+        done.append(f"{out}, {learned}: {len(words.sentences):,} sentences")
     if not labels:
         raise UserError(f"{results} has no column {name}: give another --column, or none for all")
     rows = zip(words.sentences, *labels.values(), strict=True)
@@ -479,15 +510,13 @@ def label_words(words: WordFile, results: Path, name: str | None, out: Path, dev
 def predict_texts(
     loaded: LoadedCheckpoint, head: str, texts: Sequence[tuple[str, ...]], device: str
 ) -> tuple[list[list[dict[str, Any]]], int]:
-    """Return the spans that a head finds in texts, or their words with labels; and how many are too long, and cut."""
+    """Return the spans that a head finds in texts, or their words with labels; and how many texts are cut: none."""
     outputs = loaded.head(head)
     sentences = [words_in(text, n, outputs.signs, outputs.whole)[0] for n, (text,) in enumerate(texts, start=1)]
     file = WordFile(Path(), TEXTS, sentences)
     column = Column(loaded.file.parent, outputs.name, outputs.labels, has_spans=outputs.kind == "spans")
-    predictions, _ = predict_file(loaded, head, file, with_probability, "", device)
-    pairs = list(zip(file.sentences, predictions, strict=True))
-    num_cut = sum(len(predicted) < len(sentence.words) for sentence, predicted in pairs)
-    return [labeled_spans(sentence, column, predicted) for sentence, predicted in pairs], num_cut
+    pairs = zip(sentences, predict_file(loaded, head, file, with_probability, device), strict=True)
+    return [labeled_spans(sentence, column, predicted) for sentence, predicted in pairs], 0
 
 
 def labeled_spans(sentence: Sentence, column: Column, predicted: Sequence[tuple[int, float]]) -> list[dict[str, Any]]:

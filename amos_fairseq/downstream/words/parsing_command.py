@@ -35,11 +35,12 @@ from amos_fairseq.experiments.benchmark import (
     usable_folder,
 )
 from amos_fairseq.experiments.recipes import Hyperparameters, different
-from amos_fairseq.experiments.records import ConstantScores, RunResult, Summaries
+from amos_fairseq.experiments.records import BaselineScores, RunResult, Summaries
 from amos_fairseq.experiments.table import run_and_print
 from amos_fairseq.files import write_lines, write_text
 from amos_fairseq.inputs.files import read_lines
 from amos_fairseq.inputs.word_files import WordFile, heads_of, read_conllu
+from amos_fairseq.output.terminal import say
 from amos_fairseq.text.encoding import BinarizedFile
 from amos_fairseq.text.prepared_data import prepared_data
 from amos_fairseq.text.tokenization.tokenizer import Tokenizer
@@ -158,13 +159,13 @@ class Parsing(Benchmark):
             for index in range(len(split))
         ]
 
-    def constants(self) -> dict[str, ConstantScores]:
+    def baselines(self) -> dict[str, BaselineScores]:
         """Return the scores of chains of words."""
         gold = self.gold_trees(self.opened.dev)
         lengths = list(map(len, gold))
         trees_by_name = chains(self.gold_trees(self.opened.train), lengths)
         scores = {name: tree_scores(gold, trees) for name, trees in trees_by_name.items()}
-        return {NAME: ConstantScores(sum(lengths), scores)}
+        return {NAME: BaselineScores(sum(lengths), scores)}
 
     def label(self, task: str) -> str:
         return "trees"
@@ -200,11 +201,14 @@ def parse_words(treebank: WordFile, results: Path, out: Path, device: str) -> st
     what was done."""
     ((_, loaded),) = load_best(results, NAME, "amos parse")
     read_out = functools.partial(best_edges, relations=loaded.head(TREES).labels)
-    predictions, counted = predict_file(loaded, TREES, treebank, read_out, "have the relation dep to the root", device)
+    predictions = predict_file(loaded, TREES, treebank, read_out, device, in_windows=False)
     pairs = zip(predictions, treebank.sentences, strict=True)
     trees = [with_cut_words(tree, len(sentence.words)) for tree, sentence in pairs]
     write_lines(out, [with_trees(text_of(treebank.path), trees)])
-    return f"{out}: {counted}"
+    if num_cut := sum(len(sentence.words) for sentence in treebank.sentences) - sum(map(len, predictions)):
+        longer = f"of sentences of more than {loaded.model.max_positions()} tokens"
+        say(f"{treebank.path}: the last {num_cut:,} words {longer} have the relation dep to the root", "parse")
+    return f"{out}: {len(trees):,} sentences"
 
 
 def is_tree(heads: Sequence[int] | np.ndarray) -> bool:

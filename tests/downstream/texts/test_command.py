@@ -54,7 +54,7 @@ def test_predictions_are_those_of_single_rows_through_the_model(data, tmp_path, 
         (directory,) = (tmp_path / "runs" / task).glob("*/seed1")
         prepared, loaded = read_text_data(data / task), load_checkpoint(directory / "checkpoint_best.pt")
         rows = [line.split("\t") for line in (directory / f"predictions.{split}.tsv").read_text().splitlines()]
-        assert rows.pop(0) == ["index", "prediction", "label"]
+        assert rows.pop(0) == ["index", "prediction", "label", *["probability"] * (task == "MNLI")]
         assert [row[0] for row in rows] == [str(i) for i in range(len(rows))]
         inputs = prepared.inputs(split, 80, 2)  # the recipe's separators
         texts = [inputs[number] for number in range(len(inputs))]
@@ -91,10 +91,13 @@ def test_constants_by_hand(data):
     mnli = read_text_data(data / "MNLI")
     most, _ = Counter(mnli.labels("train").tolist()).most_common(1)[0]
     shares = [100 * mnli.labels(split).tolist().count(most) / count for split, count in (("valid", 11), ("valid1", 10))]
-    assert mnli.constant().num_scored == 11
+    baselines = mnli.baselines(mnli.dev_splits)
+    assert baselines.num_scored == 11
     expected = dict(zip(("accuracy", "accuracy_mm"), shares, strict=True))
-    assert mnli.constant().scores == {"most frequent class": pytest.approx(expected)}
-    assert read_text_data(data / "STS-B").constant().scores == {"mean of training": {"spearman": 0, "pearson": 0}}
+    assert baselines.scores == {"most frequent class": pytest.approx(expected)}
+    assert read_text_data(data / "STS-B").baselines({"valid": ""}).scores == {
+        "mean of training": {"spearman": 0, "pearson": 0}
+    }
 
 
 @pytest.mark.slow

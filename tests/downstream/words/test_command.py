@@ -10,13 +10,14 @@ from preparing import prepare
 from synthetic_tagging import NAMES_OF_COLUMNS, make_sentences, prepare_tagging
 
 from amos_fairseq.checkpoint_files import HeadOutputs
-from amos_fairseq.downstream.words.command import encode_sentences, open_tagging, word_trials
+from amos_fairseq.downstream.words import command
+from amos_fairseq.downstream.words.command import encode_sentences, open_tagging, predict_file, word_trials
 from amos_fairseq.downstream.words.dataset import WordSequences
 from amos_fairseq.errors import UserError
 from amos_fairseq.experiments import TAGGING_VIEWS
 from amos_fairseq.experiments.benchmark import PretrainedCheckpoint, Session
 from amos_fairseq.experiments.recipes import WORDS, load_recipe
-from amos_fairseq.inputs.word_files import read_sentences
+from amos_fairseq.inputs.word_files import Sentence, WordFile, read_sentences
 from amos_fairseq.text.tokenization import load_tokenizer
 
 
@@ -51,30 +52,73 @@ def test_sentences_of_a_file_have_the_bits_of_the_dev_set(max_tokens, tmp_path):
     model = SimpleNamespace(max_positions=lambda: max_tokens)
     loaded = SimpleNamespace(tokenizer=tokenizer, dictionary=dictionary, model=model)
     file, head = read_sentences(tmp_path / "train.txt", labeled=False), HeadOutputs("words", [], raw_text=True)
-    _, found = encode_sentences(loaded, file, head)
-    for index, sentence in enumerate(found):
+    sentences, found = encode_sentences(loaded, file, head)
+    assert len(sentences) == len(found) == len(dev)
+    for index, ((first, sentence), *others) in enumerate(found):
+        assert first == 0
         assert sentence.keys() == {"tokens", "positions"}
-        assert all(torch.equal(sentence[name], dev[index][name]) for name in sentence)
-    assert len(found) == len(dev)
+        is_cut = len(dev[index]["positions"]) < len(sentences[index].words)
+        assert is_cut == bool(others) or max_tokens == 3, "a word of several pieces is a window of its own"
+        if len(dev[index]["positions"]):  # of a first word that does not fit, dev has none
+            assert all(torch.equal(sentence[name], dev[index][name]) for name in sentence)
 
 
-def test_a_constant_label_and_sentences_that_train_too(session, tmp_path):
-    """The constant is the most frequent label of the training words: here those of dev."""
+@pytest.mark.parametrize("max_tokens", [3, 4, 9, 40])
+def test_each_word_of_a_long_sentence_is_read_where_it_has_most_text_around_it(max_tokens, tmp_path, monkeypatch):
+    """The stand-in of the model returns the first piece of a word, and how far the ends of its window are."""
+    data = prepare_tagging(tmp_path)
+    tokenizer, dictionary = load_tokenizer(tmp_path / "tokenizer"), Dictionary.load(str(data.parent / "data/dict.txt"))
+    model = SimpleNamespace(max_positions=lambda: max_tokens)
+    head = HeadOutputs("words", [], raw_text=True)
+    loaded = SimpleNamespace(tokenizer=tokenizer, dictionary=dictionary, model=model, head=lambda name: head)
+
+    def stand_in(model, name, windows, *_):
+        assert all(len(window["tokens"]) <= max_tokens for window in windows)
+        num = [len(window["positions"]) for window in windows]
+        return [
+            [(int(piece), k, n - 1 - k) for k, piece in enumerate(window["tokens"][window["positions"]])]
+            for window, n in zip(windows, num, strict=True)
+        ]
+
+    monkeypatch.setattr(command, "predict_words", stand_in)
+    words = [word for sentence in make_sentences() for word, _, _ in sentence]
+    file = WordFile(tmp_path, "", [Sentence(words[:n], {}, [1] * n) for n in (1, 2, 7, 50, len(words))])
+    for sentence, found in zip(file.sentences, predict_file(loaded, "", file, list, "cpu"), strict=True):
+        pieces, ranges = tokenizer.encode_words(sentence.words)
+        assert [piece for piece, _, _ in found] == [pieces[start] for start, _ in ranges]
+        lengths = [end - start for start, end in ranges]
+        for word, (_, before, after) in enumerate(found):
+            # Half of the words that two windows share, where these have half of a window, at most 4 pieces a word.
+            fewest = (max_tokens - 2) // max(lengths) // 4
+            assert before >= min(word, fewest)
+            assert after >= min(len(found) - 1 - word, fewest)
+    (alone,) = predict_file(loaded, "", WordFile(tmp_path, "", file.sentences[-1:]), list, "cpu", in_windows=False)
+    assert len(alone) < len(words)
+
+
+def test_a_label_for_each_word_and_sentences_that_train_too(session, tmp_path):
+    """The baseline is the most frequent label of a word in training, which is dev here, or of all."""
     prepare_tagging(tmp_path)
     pos = tmp_path / "pos"
     source = tmp_path / "train.txt"
     prepare("tagging")([source, source, tmp_path / "tokenizer", pos, *NAMES_OF_COLUMNS, "--column", "pos"])
-    tags = [tag for rows in make_sentences() for _, tag, _ in rows]
-    most = max(set(tags), key=tags.count)
+    tagged = [(word, tag) for rows in make_sentences() for word, tag, _ in rows]
     trials = word_trials(session, TAGGING_VIEWS, None)
     both = open_tagging(session, [pos, tmp_path / "data"], trials)
     (task,) = both.tasks.values()
     seen = "40 of 40 dev sentences train too: the scores may be too high"
     assert list(task.notes) == [f"pos: {seen}", f"ner: {seen}"]
-    of_pos, of_ner = both.constants().values()
-    assert list(both.constants()) == ["tagging-pos of pos,ner", "tagging-ner of pos,ner"]
-    share = 100 * tags.count(most) / len(tags)
-    assert (of_pos.num_scored, of_pos.scores) == (len(tags), {f"most frequent label ({most})": {"accuracy": share}})
+    of_pos, of_ner = both.baselines().values()
+    assert list(both.baselines()) == ["tagging-pos of pos,ner", "tagging-ner of pos,ner"]
+    right = sum(
+        max(tagged.count((word, tag)) for tag in {tag for _, tag in tagged}) for word in {word for word, _ in tagged}
+    )
+    row = "most frequent label of each word"
+    assert (of_pos.num_scored, of_pos.scores) == (len(tagged), {row: {"accuracy": 100 * right / len(tagged)}})
+    tags = [tag for _, tag in tagged]
+    most = max(set(tags), key=tags.count)
+    new = both.opened["pos"].baseline([["unseen", "words"]], [[most, "X"]])
+    assert (new.num_scored, new.scores) == (2, {row: {"accuracy": 50}})
     (scores,) = of_ner.scores.values()
     assert scores.keys() == {"f1", "precision", "recall", "accuracy"}
     for name, content, message in (
@@ -92,4 +136,4 @@ def test_a_constant_label_and_sentences_that_train_too(session, tmp_path):
     with pytest.raises(UserError, match="line 1: the label 'PERSON' of the word 'a' marks no span, as the others do"):
         both.read_test(tmp_path / "test.txt", ["word", "pos", "ner"])
     alone = open_tagging(session, [pos], trials)
-    assert list(alone.constants()) == ["tagging-pos"]
+    assert list(alone.baselines()) == ["tagging-pos"]

@@ -35,8 +35,8 @@ from amos_fairseq.downstream.texts.scores import HEADINGS, average_score, predic
 from amos_fairseq.errors import UserError
 from amos_fairseq.experiments.benchmark import BenchmarkTask, Session, TaskRun, session_from, usable_folder
 from amos_fairseq.experiments.records import (
-    NO_CONSTANTS,
-    ConstantScores,
+    NO_BASELINES,
+    BaselineScores,
     RunResult,
     Summaries,
     Summary,
@@ -293,8 +293,8 @@ class Glue(TextBenchmark):
         if self.squad:
             yield from (f"SQuAD: {note}" for note in self.squad.notes)
 
-    def table(self, summaries: Summaries, constants: Mapping[str, ConstantScores], notes: Sequence[str]) -> Table:
-        return glue_table(self.model_name, summaries, constants, self.squad, notes)
+    def table(self, summaries: Summaries, baselines: Mapping[str, BaselineScores], notes: Sequence[str]) -> Table:
+        return glue_table(self.model_name, summaries, baselines, self.squad, notes)
 
     def average(self, summaries: Summaries) -> dict[str, Any]:
         name, value = average({task: summary.main.median for task, summary in summaries.items()})
@@ -362,7 +362,7 @@ def average(medians: Mapping[str, float]) -> tuple[str, float | None]:
 def glue_table(
     row_name: str,
     summaries: Summaries,
-    constants: Mapping[str, ConstantScores],
+    baselines: Mapping[str, BaselineScores],
     squad: Summary | None,
     notes: Sequence[str],
 ) -> Table:
@@ -374,7 +374,7 @@ def glue_table(
             columns.append(task_heading(task, score))
             shown = [each for each in (score, f"{score}_mm") if each in scores]
             row.append(" / ".join(format_spread(scores[each]) for each in shown) or MISSING)
-            baseline = next(iter(constants.get(task, NO_CONSTANTS).scores.values()), {})
+            baseline = next(iter(baselines.get(task, NO_BASELINES).scores.values()), {})
             constant_row.append(" / ".join(format_score(baseline.get(each)) for each in shown) or MISSING)
             if score in baseline:
                 constant_scores[task] = baseline[score]
