@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from amos_fairseq.checkpoints.encoder import Encoder
 
 __version__ = "0.1.0"  # setup.py reads this line
+__all__ = ["load", "register"]
 OBJECTIVES = ("mlm", "electra", "teams", "electric", "amos")
 # Modules of downstream/, each of which registers a task and its criterion.
 DOWNSTREAM_TASKS = ("words.task", "spans.task", "texts.task", "multi_task.task")
@@ -153,6 +154,10 @@ def load(
     source = Path(checkpoint) if is_hugging_face(Path(checkpoint)) else encoder.loaded.file
     encoder.source = source.absolute(), tokenizer and Path(tokenizer).absolute()
     return encoder.to(device=device, dtype=dtype)
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__doc__", "__version__"]
 
 
 if "fairseq" in sys.modules:

@@ -240,7 +240,8 @@ def describe_held_out(records: list[dict[str, Any]], is_new: bool) -> str:
         return ""
     (first, before), (last, after) = points[0], points[-1]
     unit = "" if key == "rtd_auc" else " nats"
-    name = f" with MODEL{' and a new head' if is_new else ''}" if first == 0 else f" at update {first:,}"
+    new = " and a new head (so this does not compare the encoders)" if is_new else ""
+    name = f" with MODEL{new}" if first == 0 else f" at update {first:,}"
     entropy = f" (unigram entropy: {validations[-1].get('unigram_entropy', math.nan):.2f})" if unit else ""
     return f"on held-out text, {key} was {before:.2f}{unit}{name} and is {after:.2f}{unit} at update {last:,}{entropy}"
 
@@ -351,7 +352,11 @@ def write_recipe(
         | ({"save_interval_minutes": min(30.0, minutes / 10)} if minutes else {})
         | ({"started_from": args.model_sha256} if start else {}),
         "model": model,
-        "dataset": {"batch_size": args.batch_size, "num_workers": 1, "validate_interval_updates": min(1000, tenth)},
+        "dataset": {
+            "batch_size": args.batch_size,
+            "num_workers": 1,
+            "validate_interval_updates": min(1000, max(100, tenth)),
+        },
         "optimization": {"max_update": args.updates, "update_freq": [1], "lr": [rate], "clip_norm": CLIP_NORM},
         "lr_scheduler": {"warmup_updates": math.ceil(WARMUP * args.updates)}
         | ({"minutes": minutes} if minutes else {}),

@@ -43,6 +43,10 @@ class Features(NamedTuple):
     tokens: Tensor
     layers: tuple[Tensor, ...] | None = None
 
+    def __repr__(self) -> str:
+        shape = "x".join(map(str, self.states.shape))
+        return f"Features({shape}, {self.states.dtype}, {self.states.device}, layers {len(self.layers or ())})"
+
     def pooled(self, how: str = "mean") -> Tensor:
         """Return one vector per text: [B,D].
 

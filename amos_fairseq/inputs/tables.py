@@ -378,5 +378,11 @@ def held_out_note(num_dev: int, num_train: int, what: str, source: str) -> str:
     return f"dev: {num_dev:,} {what} of {source}, chosen at random (seed {SPLIT_SEED}); {num_train:,} {what} train"
 
 
+def num_seen(trained: Iterable[Sequence[str]], sentences: Iterable[Sequence[str]]) -> int:
+    """Return how many sentences, in words, train too; those of 3 words or fewer repeat in any text and are not counted."""
+    known = set(map(tuple, trained))
+    return sum(len(words) > 3 and tuple(words) in known for words in sentences)
+
+
 def seen_note(seen: int, total: int, what: str, split: str = "dev") -> str:
     return f"{seen:,} of {total:,} {split} {what} train too: the scores may be too high"

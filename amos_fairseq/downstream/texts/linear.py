@@ -17,7 +17,7 @@ from amos_fairseq.downstream.texts.labeling import predict_logits
 from amos_fairseq.models.pretraining import CLASSIFICATION
 
 MOST_ROWS = 5_000  # of more rows fine-tuning is better; measured: docs/classification.md
-BAG = "linear model on tokens and their pairs, no encoder"  # row of a table
+BAG = "TF-IDF and a linear model, no encoder"  # row of a table
 OUTPUT_LAYER = f"{CLASSIFICATION}{TEXT_HEAD}.output"  # in a checkpoint
 INVERSE_PENALTY = 0.03  # scikit-learn's C; ours, found on 500 and 3,000 rows of sentence polarity with all-MiniLM
 

@@ -60,7 +60,7 @@ from amos_fairseq.experiments.table import export_notice, run_and_print, test_ta
 from amos_fairseq.files import write_lines, write_text
 from amos_fairseq.inputs.files import JSONL, kind_of
 from amos_fairseq.inputs.schemes import count, items_of, main_score, scores, scores_by_name
-from amos_fairseq.inputs.tables import held_out_note, seen_note
+from amos_fairseq.inputs.tables import held_out_note, num_seen, seen_note
 from amos_fairseq.inputs.word_files import (
     COLUMNS,
     LABEL,
@@ -237,8 +237,7 @@ class Tagging(Benchmark):
             check_column(file, name)
             convert_spans([file], name, opened.column.labels)
             file.report("tag", name)
-            trained = set(map(tuple, opened.column.read_words("train")))
-            if seen := sum(tuple(sentence.words) in trained for sentence in file.sentences):
+            if seen := num_seen(opened.column.read_words("train"), (each.words for each in file.sentences)):
                 say(seen_note(seen, len(file.sentences), "sentences", "test"), "tag")
 
     def details(self, summaries: Summaries, stop: threading.Event) -> list[Table]:

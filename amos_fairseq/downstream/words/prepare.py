@@ -25,7 +25,7 @@ from typing import Any
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.inputs.schemes import name_of_notation, notation_of
-from amos_fairseq.inputs.tables import held_out, seen_note
+from amos_fairseq.inputs.tables import held_out, num_seen, seen_note
 from amos_fairseq.inputs.word_files import (
     HELD_OUT,
     MANIFEST,
@@ -142,8 +142,7 @@ class WordSource:
         ids, _ = tokenizer.encode_words(first.words, first.spaces)
         symbols = list(tokenizer.embedding_rows)
         say_first_example([BOS, *(symbols[row] for row in ids), EOS], " ".join(first.columns[column]))
-        trained = {tuple(sentence.words) for sentence in splits["train"]}
-        seen = sum(tuple(sentence.words) in trained for sentence in splits["valid"])
+        seen = num_seen((each.words for each in splits["train"]), (each.words for each in splits["valid"]))
         facts = {
             split: write_split(directory, split, sentences, tokenizer, column, labels)
             for split, sentences in splits.items()

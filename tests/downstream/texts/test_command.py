@@ -7,12 +7,13 @@ from collections import Counter
 import pytest
 import torch
 from fairseq.tasks.sentence_prediction import SentencePredictionConfig, SentencePredictionTask
-from synthetic_glue import INFERENCE, change_task
+from synthetic_glue import INFERENCE, change_task, session
 
 from amos_fairseq.checkpoints.read import load_checkpoint, read_state
 from amos_fairseq.downstream.model import TEXT_HEAD
 from amos_fairseq.downstream.prediction import batches
 from amos_fairseq.downstream.texts.command import read_text_data
+from amos_fairseq.errors import UserError
 from amos_fairseq.experiments.benchmark import Stopped
 from amos_fairseq.experiments.records import best_run, read_result, read_results
 
@@ -98,6 +99,13 @@ def test_constants_by_hand(data):
     assert read_text_data(data / "STS-B").baselines({"valid": ""}).scores == {
         "mean of training": {"spearman": 0, "pearson": 0}
     }
+
+
+@pytest.mark.parametrize("name", ["adapt.yaml", "checkpoint_last.pt"])
+def test_the_folder_of_another_command_is_no_out(name, start, tmp_path):
+    (tmp_path / name).touch()
+    with pytest.raises(UserError, match="is that of amos adapt or a SAVE_DIR: give another"):
+        session(start, tmp_path, "classification")
 
 
 @pytest.mark.slow
