@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from amos_fairseq.cli import fine_tuning
-from amos_fairseq.cli.arguments import add_subcommand, refuse_given
+from amos_fairseq.cli.arguments import add_subcommand
 from amos_fairseq.downstream.texts.glue.tasks import AVERAGED, parse_tasks
 
 DESCRIPTION = """\
@@ -22,8 +22,6 @@ def add_parser(subparsers: Any) -> None:
     add = parser.add_argument
     text = f"tasks, separated by commas, or ALL that are in --data of {', '.join(AVERAGED)}; WNLI is known too and never part "
     add("--tasks", metavar="LIST", default="ALL", help=text + "of the average")
-    text = "start RTE, STS-B and MRPC from the MNLI run that is best on dev, of this command or an earlier one in OUT"
-    add("--intermediate", action="store_true", help=text)
     text = "predict the test sets with each task's best run on dev and write the archive for the leaderboard"
     add("--write-test", action="store_true", help=text)
     add("--multi-task", action="store_true", help="train one model for all tasks, with a head for each")
@@ -34,8 +32,6 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    if arguments.multi_task:
-        refuse_given(arguments, ["intermediate"], "has no effect with --multi-task, which trains on MNLI too")
     parse_tasks(arguments.tasks)
     fine_tuning.start(arguments)
     from amos_fairseq.downstream.texts.glue.command import main

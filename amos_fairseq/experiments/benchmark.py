@@ -27,8 +27,8 @@ from amos_fairseq.experiments import recipe_names
 from amos_fairseq.experiments.recipes import Hyperparameters, Recipe, Schedule, load_recipe, size_for_width
 from amos_fairseq.experiments.records import (
     LINEAR,
-    NO_BASELINES,
-    BaselineScores,
+    NO_CONSTANTS,
+    ConstantScores,
     RunResult,
     Summaries,
     TaskSummary,
@@ -322,45 +322,33 @@ class Benchmark(ABC):
         """Return what determines a result besides checkpoint, data and hyperparameters, as plain values."""
         return {}
 
-    def plan(self, tasks: Iterable[BenchmarkTask], intermediate: Path | None = None) -> list[TaskRun]:
-        """Return every run of the tasks; seeds vary fastest, then trials. ``intermediate``: checkpoint to start from instead of
-        the session's."""
-        session = self.session
-        start, origin = None if session.checkpoint.from_scratch else session.checkpoint.file, session.origin
-        if intermediate is not None:
-            start, origin = intermediate, origin | {"intermediate_sha256": file_sha256(intermediate)}
-        runs = []
-        for task in tasks:
+    def plan(self) -> list[TaskRun]:
+        """Return every run of all tasks; seeds vary fastest, then trials."""
+        session, runs = self.session, []
+        start = None if session.checkpoint.from_scratch else session.checkpoint.file
+        for task in self.tasks.values():
             data = {"task": task.name, "data_sha256": task.data_sha256, "rows": task.num_examples}
             for trial in task.trials:
                 for seed in session.seeds[: 1 if trial.linear else None]:  # the fit is deterministic
-                    settings = origin | data | self.more_settings(task.name, seed)
+                    settings = session.origin | data | self.more_settings(task.name, seed)
                     settings["hyperparameters"] = trial.as_dict()
                     folder = session.out / "runs" / task.name / content_sha256(settings)[:IDENTITY_DIGITS]
                     name = trial_name(trial, task.trials)
                     runs.append(TaskRun(task, trial, name, seed, start, settings, folder / f"seed{seed}"))
         return runs
 
-    def execute(self, runner: Any) -> None:
-        """Execute the runs of all tasks. Override it to change the order, or to start runs from the results of others.
-
-        Args:
-            runner: :class:`~amos_fairseq.experiments.runner.Runner`.
-        """
-        runner.execute(self.plan(self.tasks.values()))
-
     def summarize(self, results: Sequence[RunResult]) -> tuple[Sequence[RunResult], dict[str, TaskSummary]]:
         return results, summarize(results)
 
-    def baselines(self) -> dict[str, BaselineScores]:
-        """Return the scores without the encoder, by the task of a summary."""
+    def constants(self) -> dict[str, ConstantScores]:
+        """Return the scores of a constant prediction, by the task of a summary."""
         return {}
 
     def label(self, task: str) -> str:
         return task
 
-    def table(self, summaries: Summaries, baselines: Mapping[str, BaselineScores], notes: Sequence[str]) -> Table:
-        """Return the table; by default with a row for each task that has results, one for each of its baselines, and
+    def table(self, summaries: Summaries, constants: Mapping[str, ConstantScores], notes: Sequence[str]) -> Table:
+        """Return the table; by default with a row for each task that has results, one for each of its constant predictions, and
         a column for each score."""
         shown = [score for score in self.columns if any(score in summary.scores for summary in summaries.values())]
         rows = []
@@ -369,8 +357,8 @@ class Benchmark(ABC):
                 cells = [format_spread(scores.get(score), score) for score in shown]
                 what = "linear model on its frozen states" if trial == LINEAR else self.session.row_name
                 rows.append([f"{self.label(task)}: {what}", *cells])
-            of_task = baselines.get(task, NO_BASELINES)
-            rows += [[f"{self.label(task)}: {row}", *of_task.cells(row, shown)] for row in of_task.scores]
+            constant = constants.get(task, NO_CONSTANTS)
+            rows += [[f"{self.label(task)}: {row}", *constant.cells(row, shown)] for row in constant.scores]
         return Table(self.title, ["", *(self.columns[score] for score in shown)], rows, notes)
 
     def notes(self, results: Sequence[RunResult], summaries: Summaries) -> Iterable[str]:

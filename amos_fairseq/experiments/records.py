@@ -143,9 +143,9 @@ def format_spread(spread: Spread | None, score: str = "") -> str:
 
 
 @dataclass(frozen=True)
-class BaselineScores:
-    """Scores without the encoder, on a set of ``num_scored`` rows or words, by the name of their row in the table and the
-    score."""
+class ConstantScores:
+    """Scores of predictions that do not depend on the input, on a dev set of ``num_scored`` rows or words, by the name of their
+    row and the score."""
 
     num_scored: int
     scores: dict[str, dict[str, float]]
@@ -155,7 +155,7 @@ class BaselineScores:
         return [format_spread(Spread(scores[name], None, 1) if name in scores else None, name) for name in shown]
 
 
-NO_BASELINES = BaselineScores(0, {})
+NO_CONSTANTS = ConstantScores(0, {})
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from amos_fairseq.errors import INTERRUPTED, UserError, explain_os_errors
 from amos_fairseq.experiments.benchmark import Benchmark, Session, Stopped, counted
 from amos_fairseq.experiments.records import (
     LINEAR,
-    NO_BASELINES,
-    BaselineScores,
+    NO_CONSTANTS,
+    ConstantScores,
     RunResult,
     Summaries,
     Summary,
@@ -72,16 +72,16 @@ def run_and_print(benchmark: Benchmark) -> None:
 def run_benchmark(benchmark: Benchmark) -> Outcome:
     """Execute the runs that have no result yet, then write the table; raise :class:`Stopped` after a signal."""
     out, runner = benchmark.session.out, Runner(benchmark)
-    benchmark.execute(runner)
+    runner.execute(benchmark.plan())
     whole = runner.results(runner.runs)
     if not whole:
         return Outcome(None, runner.failures)
-    baselines = benchmark.baselines()
+    constants = benchmark.constants()
     results, summaries = benchmark.summarize(whole)
-    notes = [*common_notes(benchmark, results, summaries, baselines), *benchmark.notes(results, summaries)]
+    notes = [*common_notes(benchmark, results, summaries, constants), *benchmark.notes(results, summaries)]
     if others := len(result_files(out)) - len(whole):
         notes.append(f"{out} also holds {counted(others, 'result')} of other settings or tasks")
-    table = benchmark.table(summaries, baselines, notes)
+    table = benchmark.table(summaries, constants, notes)
     if any("±" in cell for row in table.rows for cell in row):  # one seed has no deviation
         table = replace(table, title=f"{table.title}: median ± standard deviation over seeds")
     details = benchmark.details(summaries, runner.stop)
@@ -144,7 +144,7 @@ def schedules_in_words(benchmark: Benchmark) -> Iterator[str]:
 
 
 def common_notes(
-    benchmark: Benchmark, results: Sequence[RunResult], summaries: Summaries, baselines: Mapping[str, BaselineScores]
+    benchmark: Benchmark, results: Sequence[RunResult], summaries: Summaries, constants: Mapping[str, ConstantScores]
 ) -> Iterator[str]:
     """Yield the footnotes of every table: recipe, seeds, what chance does, selection by dev score, data."""
     session, labels = benchmark.session, {task: benchmark.label(task) for task in summaries}
@@ -155,7 +155,7 @@ def common_notes(
     alone = "; one seed cannot rank models: --seeds 5 shows how much seeds differ" if min(counts) == 1 else ""
     yield f"seeds: {f'{counts[0]} per task' if len(set(counts)) == 1 else listed}{divisor}{alone}"
     for task, summary in summaries.items():
-        if num_scored := baselines.get(task, NO_BASELINES).num_scored:
+        if num_scored := constants.get(task, NO_CONSTANTS).num_scored:
             error = error_in_words(summary.main_score, summary.main.median, num_scored, benchmark.unit)
             advice = ": a difference of two models below twice that is weak evidence" if error else ""
             yield f"{labels[task]}: dev has {num_scored:,} {benchmark.unit}{error}{advice}"
@@ -191,11 +191,11 @@ def error_in_words(score: str, value: float, num_scored: int, unit: str) -> str:
     return f"; standard error of {score} {about} {error:.1f}"
 
 
-def test_table(
+def table_of_test(
     label: str, columns: Mapping[str, str], scores: Mapping[str, Mapping[str, float]], main: str, number: int, unit: str
 ) -> Table:
-    """Return the table of a test set of ``number`` examples: a row for the best run and each baseline (``scores``, by row)."""
-    first, rows = next(iter(scores.values())), BaselineScores(number, dict(scores))
+    """Return the table of a test set of ``number`` examples: rows for the best run and a constant (``scores``, by row)."""
+    first, rows = next(iter(scores.values())), ConstantScores(number, dict(scores))
     shown = {score: heading for score, heading in columns.items() if score in first}
     cells = [[f"{label}: {row}", *rows.cells(row, list(shown))] for row in scores]
     note = f"test has {number:,} {unit}{error_in_words(main, first[main], number, unit)}"

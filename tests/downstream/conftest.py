@@ -82,8 +82,8 @@ def fake_training(start, monkeypatch):
 def glue(start, data, fake_training):
     """Run ``amos glue`` with the tasks; options of the session (one seed) and of the benchmark by name."""
 
-    def run(out, *tasks, data=data, intermediate=False, with_test=False, seeds=1, **options):
-        chosen = GlueOptions(intermediate=intermediate, with_test=with_test)
+    def run(out, *tasks, data=data, with_test=False, seeds=1, **options):
+        chosen = GlueOptions(with_test=with_test)
         outcome = run_benchmark(
             open_glue(session(start, out, seeds=seeds, **options), folders(data, [*tasks, *["AX"] * with_test]), chosen)
         )

@@ -18,7 +18,7 @@ from amos_fairseq.experiments.runner import Runner, RunProgress
 def execute(out, **changed) -> Runner:
     benchmark = Toy(out, **changed)
     runner = Runner(benchmark)
-    benchmark.execute(runner)
+    runner.execute(benchmark.plan())
     return runner
 
 
@@ -45,7 +45,7 @@ def test_every_run_once_and_only_the_weights_of_the_best_are_stored(tmp_path, tr
     assert [name for name, _ in again.benchmark.evaluated] == ["seed4"]
     assert len(read_results(tmp_path)) == 4
     fewer = Runner(Toy(tmp_path, seeds=(1,)))
-    assert len(fewer.results(fewer.benchmark.planned())) == 4, "the table has all seeds of these settings"
+    assert len(fewer.results(fewer.benchmark.plan())) == 4, "the table has all seeds of these settings"
 
 
 def test_a_kill_leaves_a_checkpoint_that_the_result_names(tmp_path, trainings, monkeypatch):
@@ -84,7 +84,7 @@ def test_other_settings_get_directories_beside_those_of_earlier_commands(tmp_pat
     other_data = Toy(tmp_path, seeds=(1, 2))
     other_data.tasks["Toy"] = dataclasses.replace(other_data.tasks["Toy"], data_sha256="f" * 64)
     runners.append(Runner(other_data))
-    other_data.execute(runners[-1])
+    runners[-1].execute(other_data.plan())
     assert trainings == ["seed1", "seed2"] * 5
     for runner in runners:
         assert [result.seed for result in runner.results(runner.runs)] == [1, 2]
@@ -125,7 +125,7 @@ def test_stopped_runner_continues_later(tmp_path, trainings):
 
     benchmark.evaluate = stop_in_the_second
     with pytest.raises(Stopped):
-        benchmark.execute(runner)
+        runner.execute(benchmark.plan())
     assert [result.seed for result in read_results(tmp_path)] == [1]
     execute(tmp_path)
     assert trainings == ["seed1", "seed2", "seed2", "seed3"]
@@ -148,16 +148,16 @@ def test_one_run_per_device_at_a_time(tmp_path, trainings, monkeypatch):
 
 def test_trials_of_a_grid_are_named_by_what_differs(tmp_path):
     more = [dataclasses.replace(HYPERPARAMETERS, **changed) for changed in ({"lr": 2e-3}, {"epochs": 3})]
-    runs = Toy(tmp_path, seeds=(1,), trials=(HYPERPARAMETERS, *more)).planned()
+    runs = Toy(tmp_path, seeds=(1,), trials=(HYPERPARAMETERS, *more)).plan()
     assert [run.trial for run in runs] == ["lr0.001-epochs2", "lr0.002-epochs2", "lr0.001-epochs3"]
     assert len({run.directory for run in runs}) == 3
-    (single,) = Toy(tmp_path, seeds=(1,)).planned()
+    (single,) = Toy(tmp_path, seeds=(1,)).plan()
     assert (single.trial, single.directory) == ("", runs[0].directory)
 
 
 def test_lines_tell_epoch_loss_and_dev_scores(tmp_path, monkeypatch, capsys):
     """A line for each dev score, and every 30 seconds. Two epochs of four updates."""
-    (run,), seconds = Toy(tmp_path, seeds=(1,)).planned(), [1000.0]
+    (run,), seconds = Toy(tmp_path, seeds=(1,)).plan(), [1000.0]
     monkeypatch.setattr(runner_module, "monotonic", lambda: seconds[0])
     train = [{"split": "train", "update": update, "loss": loss} for update, loss in ((1, 0.75), (4, 0.6), (5, None))]
     dev = [{"split": "valid", "update": at, "loss": 0.5, "score": score} for at, score in ((4, 61.26), (8, 70.0))]

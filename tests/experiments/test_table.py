@@ -12,7 +12,7 @@ from toy_benchmark import HYPERPARAMETERS, Toy
 from amos_fairseq.errors import EXIT_CODES, UserError
 from amos_fairseq.experiments import runner as runner_module
 from amos_fairseq.experiments.benchmark import Stopped
-from amos_fairseq.experiments.records import BaselineScores, summarize
+from amos_fairseq.experiments.records import ConstantScores, summarize
 from amos_fairseq.experiments.table import (
     common_notes,
     error_in_words,
@@ -28,7 +28,7 @@ def toy(tmp_path, trainings):
     def benchmark(**changed):
         toy = Toy(tmp_path, **changed)
         toy.title, toy.columns = "Toys", {"absent": "Absent", "score": "Score", "other": "Other"}
-        toy.baselines = lambda: {"Toy": BaselineScores(100, {"constant": {"score": 1.0}})}
+        toy.constants = lambda: {"Toy": ConstantScores(100, {"constant": {"score": 1.0}})}
         return toy
 
     return benchmark
@@ -93,7 +93,7 @@ def test_what_one_seed_and_a_small_dev_set_say(tmp_path):
     best, toy = make_result("Toy", 1, "accuracy", {"accuracy": 75.0}), Toy(tmp_path)
     for unit, at_least in (("rows", "about"), ("words", "at least")):
         toy.unit = unit
-        notes = list(common_notes(toy, [best], summarize([best]), {"Toy": BaselineScores(1067, {})}))
+        notes = list(common_notes(toy, [best], summarize([best]), {"Toy": ConstantScores(1067, {})}))
         assert notes[1] == "seeds: 1 per task; one seed cannot rank models: --seeds 5 shows how much seeds differ"
         assert notes[2] == (
             f"Toy: dev has 1,067 {unit}; standard error of accuracy {at_least} 1.3: "

@@ -26,9 +26,6 @@ class Toy(Benchmark):
         self.tasks = {"Toy": BenchmarkTask("Toy", 64, "score", "d" * 64, trials, notes=("toy data",))}
         self.scores, self.evaluated = scores, []
 
-    def planned(self):
-        return self.plan(self.tasks.values())
-
     def train_flags(self, run):
         return ["DATA"]
 

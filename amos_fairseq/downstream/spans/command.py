@@ -29,7 +29,7 @@ from amos_fairseq.downstream.spans.task import SpanCandidates
 from amos_fairseq.errors import UserError
 from amos_fairseq.experiments.benchmark import Benchmark, BenchmarkTask, Session, TaskRun, find_devices, session_from
 from amos_fairseq.experiments.recipes import different
-from amos_fairseq.experiments.records import BaselineScores, RunResult, Summaries, best_runs, content_sha256
+from amos_fairseq.experiments.records import ConstantScores, RunResult, Summaries, best_runs, content_sha256
 from amos_fairseq.experiments.table import run_and_print
 from amos_fairseq.files import write_lines, write_text
 from amos_fairseq.inputs.question_files import (
@@ -146,12 +146,12 @@ class Squad(Benchmark):
         decoded = predict_answers(load_checkpoint(checkpoint).model, windows, device, self.settings, stop)
         return write_answers(checkpoint.parent, split, decoded, self.settings.score_by)
 
-    def baselines(self) -> dict[str, BaselineScores]:
+    def constants(self) -> dict[str, ConstantScores]:
         """Of version 2.0: no question is answered, so that those without an answer are right."""
         examples = SquadSplit(self.data, "valid").examples
         share = 100 * sum(example.is_impossible for example in examples) / len(examples)
         scores = {"em": share, "f1": share, "has_ans_f1": 0.0, "no_ans_em": 100.0, "best_em": share}
-        return {task: BaselineScores(len(examples), {"no answer": scores}) for task in self.tasks if task == "SQuAD2.0"}
+        return {task: ConstantScores(len(examples), {"no answer": scores}) for task in self.tasks if task == "SQuAD2.0"}
 
     def write_more(self, summaries: Summaries, stop: threading.Event) -> tuple[Sequence[Path], Sequence[str]]:
         out = shlex.quote(str(self.session.out))

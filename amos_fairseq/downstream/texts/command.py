@@ -24,7 +24,7 @@ from amos_fairseq.downstream.texts.dataset import (
     read_task_record,
 )
 from amos_fairseq.downstream.texts.labeling import PROBABILITY, label_table, predict_logits, spell_predictions
-from amos_fairseq.downstream.texts.linear import BAG, MOST_ROWS, OUTPUT_LAYER, fit_bag, fit_head
+from amos_fairseq.downstream.texts.linear import MOST_ROWS, OUTPUT_LAYER, fit_head
 from amos_fairseq.downstream.texts.prepare import NAME, prepare_inside
 from amos_fairseq.downstream.texts.scores import (
     HEADINGS,
@@ -45,8 +45,8 @@ from amos_fairseq.experiments.benchmark import (
     usable_folder,
 )
 from amos_fairseq.experiments.recipes import Hyperparameters, different
-from amos_fairseq.experiments.records import BaselineScores, RunResult, Summaries, content_sha256
-from amos_fairseq.experiments.table import MOST_PRINTED, export_notice, run_and_print, test_table
+from amos_fairseq.experiments.records import ConstantScores, RunResult, Summaries, content_sha256
+from amos_fairseq.experiments.table import MOST_PRINTED, export_notice, run_and_print, table_of_test
 from amos_fairseq.files import csv_lines, write_text
 from amos_fairseq.output.terminal import Table
 from amos_fairseq.text.prepared_data import PREPARE_AGAIN
@@ -141,27 +141,20 @@ class TextData:
         """Return class indices [N] int64, or the values of a regression [N] float64."""
         return read_targets(self.directory, split, self.record)
 
-    def baselines(self, splits: Mapping[str, str], max_positions: int = 0) -> BaselineScores:
-        """Return the scores without the encoder on ``splits``, with the suffixes of their scores.
-
-        They are those of a constant: the most frequent class, the labels that more than half of the training rows have, or the
-        mean of their numbers. With ``max_positions``, and few rows, also those of ``fit_bag``.
-        """
+    def constant(self, splits: Mapping[str, str]) -> ConstantScores:
+        """Return the scores of a constant on ``splits``, with the suffixes of their scores: the most frequent class, the labels
+        that more than half of the training rows have, or the mean of their numbers."""
         train, kind = self.labels("train"), self.kind
         if kind == "classes":
             constant = np.bincount(train).argmax()
         else:
             constant = train.mean(axis=0) > 0.5 if kind == "labels" else train.mean()
-        rows = {CONSTANTS[kind]: lambda split: np.broadcast_to(constant, self.labels(split).shape)}
-        if max_positions and self.num_train <= MOST_ROWS and (train != train[0]).any():
-            bag = fit_bag(kind, self.inputs("train", max_positions, None), train)
-            rows[BAG] = lambda split: bag(self.inputs(split, max_positions, None))
-        scores: dict[str, dict[str, float]] = {row: {} for row in rows}
+        scores: dict[str, float] = {}
         for split, suffix in splits.items():
-            for row, predict in rows.items():
-                found = self.score(predict(split), self.labels(split))
-                scores[row] |= {f"{name}{suffix}": value for name, value in found.items()}
-        return BaselineScores(self.record["splits"][next(iter(splits))]["rows"], scores)
+            labels = self.labels(split)
+            split_scores = self.score(np.broadcast_to(constant, labels.shape), labels)
+            scores |= {f"{name}{suffix}": value for name, value in split_scores.items()}
+        return ConstantScores(self.record["splits"][next(iter(splits))]["rows"], {CONSTANTS[kind]: scores})
 
     def score(self, predictions: np.ndarray, labels: np.ndarray) -> dict[str, float]:
         return text_scores(self.kind, predictions, labels, self.record["scores"])
@@ -218,8 +211,8 @@ class TextBenchmark(Benchmark):
         directories = os.pathsep.join(str(data.directory) for data in self.tables_of(run.task.name))
         return [directories, "--tokens-per-text", str(self.max_positions), *run.task.selection_flags]
 
-    def baselines(self) -> dict[str, BaselineScores]:
-        return {name: data.baselines(data.dev_splits) for name, data in self.prepared.items()}
+    def constants(self) -> dict[str, ConstantScores]:
+        return {name: data.constant(data.dev_splits) for name, data in self.prepared.items()}
 
     def evaluate(self, task: str, checkpoint: Path, device: str, stop: threading.Event) -> dict[str, float]:
         """Return the scores by name and write ``predictions.SPLIT.tsv``."""
@@ -317,10 +310,6 @@ class Classification(TextBenchmark):
         if self.kind == "classes":
             yield "ECE: expected calibration error in percent, on dev, before and after a temperature was fitted to dev"
 
-    def baselines(self) -> dict[str, BaselineScores]:
-        data = self.prepared[NAME]
-        return {NAME: data.baselines(data.dev_splits, self.max_positions)}
-
     def fit(self, task: str, checkpoint: Path, device: str, stop: threading.Event) -> dict[str, Tensor]:
         data, loaded = self.prepared[task], load_checkpoint(checkpoint)
         texts = list(data.inputs("train", self.max_positions, loaded.separator))
@@ -356,9 +345,9 @@ class Classification(TextBenchmark):
                 self.write_predictions(data, split, name, logits, loaded.file.parent)
                 ece = {"ece": calibration_error(logits, labels)} if data.kind == "classes" else {}
                 scores = {"best run on dev": data.score(predictions, labels) | ece}
-                scores |= data.baselines({split: ""}, self.max_positions).scores
+                scores |= data.constant({split: ""}).scores
                 main = data.main_score
-                tables.append(test_table(self.label_column, self.columns, scores, main, len(labels), self.unit))
+                tables.append(table_of_test(self.label_column, self.columns, scores, main, len(labels), self.unit))
             if data.kind != "number":
                 rows = scores_of_classes(predictions, labels, data.label_names)
                 tables.append(Table(f"{data.kind} of {name}", ["", "precision", "recall", "F1", "rows"], rows))

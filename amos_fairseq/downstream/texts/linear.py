@@ -1,10 +1,11 @@
-"""Linear models, which scikit-learn fits in seconds: the output layer of a head on states of the frozen encoder, which can be
-better than fine-tuning with a hundred rows; and one without the encoder, to compare with."""
+"""A linear model on states of the frozen encoder: the output layer of a head, fitted by scikit-learn instead of trained.
 
-import itertools
+With a hundred rows it can be better than fine-tuning, and it takes seconds.
+"""
+
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,6 @@ from amos_fairseq.downstream.texts.labeling import predict_logits
 from amos_fairseq.models.pretraining import CLASSIFICATION
 
 MOST_ROWS = 5_000  # of more rows fine-tuning is better; measured: docs/classification.md
-BAG = "TF-IDF and a linear model, no encoder"  # row of a table
 OUTPUT_LAYER = f"{CLASSIFICATION}{TEXT_HEAD}.output"  # in a checkpoint
 INVERSE_PENALTY = 0.03  # scikit-learn's C; ours, found on 500 and 3,000 rows of sentence polarity with all-MiniLM
 
@@ -75,23 +75,3 @@ def linear_layer(kind: str, states: np.ndarray, targets: np.ndarray) -> tuple[np
     if len(bias) == 1:  # the softmax of (-z/2, z/2) is the sigmoid of z
         weight, bias = np.concatenate([-weight, weight]) / 2, np.concatenate([-bias, bias]) / 2
     return weight, bias
-
-
-def fit_bag(kind: str, rows: Iterable[Tensor], targets: np.ndarray) -> Callable[[Iterable[Tensor]], np.ndarray]:
-    """Return what predicts the targets of :func:`fit_head` from the tokens and pairs of neighbouring tokens that a text
-    has, in any order (TF-IDF): linear support vector machines, for numbers a ridge regression. ``rows``: LongTensors [L]."""
-    from sklearn.feature_extraction.text import TfidfVectorizer
-    from sklearn.linear_model import Ridge
-    from sklearn.multiclass import OneVsRestClassifier
-    from sklearn.pipeline import make_pipeline
-    from sklearn.svm import LinearSVC
-
-    def items(row: Tensor) -> list[tuple[int, ...]]:
-        tokens = row.tolist()
-        return [*zip(tokens, strict=True), *itertools.pairwise(tokens)]
-
-    model = {"classes": LinearSVC(), "labels": OneVsRestClassifier(LinearSVC()), "number": Ridge()}[kind]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # of a label that all rows have
-        pipeline = make_pipeline(TfidfVectorizer(analyzer=items, sublinear_tf=True), model).fit(rows, targets)
-    return pipeline.predict

@@ -7,7 +7,7 @@ import json
 import os
 import shlex
 import threading
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
@@ -48,7 +48,7 @@ from amos_fairseq.experiments.benchmark import (
 )
 from amos_fairseq.experiments.recipes import WORDS, Hyperparameters, different
 from amos_fairseq.experiments.records import (
-    BaselineScores,
+    ConstantScores,
     RunResult,
     Summaries,
     TaskSummary,
@@ -56,7 +56,7 @@ from amos_fairseq.experiments.records import (
     divide,
     summarize_divided,
 )
-from amos_fairseq.experiments.table import export_notice, run_and_print, test_table
+from amos_fairseq.experiments.table import export_notice, run_and_print, table_of_test
 from amos_fairseq.files import write_lines, write_text
 from amos_fairseq.inputs.files import JSONL, kind_of
 from amos_fairseq.inputs.schemes import count, items_of, main_score, scores, scores_by_name
@@ -134,18 +134,13 @@ class ColumnData:
         """Yield the labels of each dev sentence."""
         yield from ([self.column.labels[label] for label in self.dev.labels(index)] for index in range(len(self.dev)))
 
-    def baseline(self, words: Sequence[Sequence[str]], gold: Iterable[Sequence[str]]) -> BaselineScores:
-        """Return the scores on sentences of the label that a word has most often in training, for a new word that of all."""
-        of_word: defaultdict[str, Counter[int]] = defaultdict(Counter)
-        for sentence, labels in zip(self.column.read_words("train"), self.train.all_labels, strict=True):
-            for word, label in zip(sentence, labels.tolist(), strict=True):
-                of_word[word][label] += 1
-                of_word[""][label] += 1  # all words: none is empty
-        most = {word: self.column.labels[labels.most_common(1)[0][0]] for word, labels in of_word.items()}
-        counts: Counter[str] = Counter()
-        for sentence, labels in zip(words, gold, strict=True):
-            counts.update(count(labels, [most.get(word, most[""]) for word in sentence], self.column.has_spans))
-        return BaselineScores(sum(map(len, words)), {"most frequent label of each word": scores(counts)})
+    def constant(self, gold: Iterable[Sequence[str]]) -> ConstantScores:
+        """Return the scores of the most frequent label of training for every word of the sentences with labels ``gold``."""
+        labels = Counter(label for index in range(len(self.train)) for label in self.train.labels(index))
+        most, counts = self.column.labels[labels.most_common(1)[0][0]], Counter()
+        for sentence in gold:
+            counts.update(count(sentence, [most] * len(sentence), self.column.has_spans))
+        return ConstantScores(counts["words"], {f"most frequent label ({most})": scores(counts)})
 
     def notes(self, max_tokens: int, cut_in_dev: str = "counted as wrong") -> Iterator[str]:
         """Yield a note for dev sentences that train too, and for each split of which sentences are cut; ``cut_in_dev``: how
@@ -255,11 +250,9 @@ class Tagging(Benchmark):
                 gold = [sentence.columns[name] for sentence in file.sentences]
                 rows = zip(words, gold, predictions, strict=True)
                 record = records["test"] = self.compare(name, rows, checkpoint.parent, ".test")
-                baseline = opened.baseline(words, gold)
-                all_scores = {"best run on dev": record} | baseline.scores
-                tables.append(
-                    test_table(name, SCORE_NAMES, all_scores, column.main_score, baseline.num_scored, self.unit)
-                )
+                constant, main = opened.constant(gold), column.main_score
+                shown = {"best run on dev": record} | constant.scores
+                tables.append(table_of_test(name, SCORE_NAMES, shown, main, constant.num_scored, self.unit))
             for split, record in records.items():
                 rows = []
                 for each, values in record.get("by_name", {}).items():  # of an earlier version: nothing
@@ -285,11 +278,9 @@ class Tagging(Benchmark):
         write_text(folder / f"{self.prefix(name)}scores{suffix}.json", json.dumps(record, indent=1) + "\n")
         return record
 
-    def baselines(self) -> dict[str, BaselineScores]:
+    def constants(self) -> dict[str, ConstantScores]:
         names = list(self.opened)
-        return {
-            task_of_column(name, names): data.baseline(data.words, data.gold()) for name, data in self.opened.items()
-        }
+        return {task_of_column(name, names): column.constant(column.gold()) for name, column in self.opened.items()}
 
     def write_more(self, summaries: Summaries, stop: threading.Event) -> tuple[Sequence[Path], Sequence[str]]:
         out, best = self.session.out, next(iter(summaries.values())).best  # of several columns by their average

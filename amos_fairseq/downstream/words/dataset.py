@@ -182,11 +182,11 @@ def pad_words(rows: Sequence[torch.Tensor], value: int) -> torch.Tensor:
 class TaggedSentences(WordSequences):
     def __init__(self, directory: Path, split: str, num_labels: int, max_tokens: int, **options: Any) -> None:
         super().__init__(directory, split, max_tokens, **options)
-        self.all_labels = open_lines(f"{self.source}.label", _HINT)  # also of sentences that are left out
+        self._labels = open_lines(f"{self.source}.label", _HINT)
 
     def labels(self, index: int) -> list[int]:
         """Return the labels of all words of a sentence, also of those that are cut."""
-        return self.all_labels[int(self._rows[index])].tolist()
+        return self._labels[int(self._rows[index])].tolist()
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         """Return the words of a sentence, and ``labels``, a list of ints for all words, also for those that are cut."""

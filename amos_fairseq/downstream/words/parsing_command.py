@@ -35,7 +35,7 @@ from amos_fairseq.experiments.benchmark import (
     usable_folder,
 )
 from amos_fairseq.experiments.recipes import Hyperparameters, different
-from amos_fairseq.experiments.records import BaselineScores, RunResult, Summaries
+from amos_fairseq.experiments.records import ConstantScores, RunResult, Summaries
 from amos_fairseq.experiments.table import run_and_print
 from amos_fairseq.files import write_lines, write_text
 from amos_fairseq.inputs.files import read_lines
@@ -159,13 +159,13 @@ class Parsing(Benchmark):
             for index in range(len(split))
         ]
 
-    def baselines(self) -> dict[str, BaselineScores]:
+    def constants(self) -> dict[str, ConstantScores]:
         """Return the scores of chains of words."""
         gold = self.gold_trees(self.opened.dev)
         lengths = list(map(len, gold))
         trees_by_name = chains(self.gold_trees(self.opened.train), lengths)
         scores = {name: tree_scores(gold, trees) for name, trees in trees_by_name.items()}
-        return {NAME: BaselineScores(sum(lengths), scores)}
+        return {NAME: ConstantScores(sum(lengths), scores)}
 
     def label(self, task: str) -> str:
         return "trees"

@@ -13,9 +13,11 @@ from amos_fairseq.checkpoints.read import load_checkpoint, read_state
 from amos_fairseq.downstream.model import TEXT_HEAD
 from amos_fairseq.downstream.prediction import batches
 from amos_fairseq.downstream.texts.command import read_text_data
+from amos_fairseq.downstream.texts.glue.command import open_glue
 from amos_fairseq.errors import UserError
 from amos_fairseq.experiments.benchmark import Stopped
-from amos_fairseq.experiments.records import best_run, read_result, read_results
+from amos_fairseq.experiments.records import read_result
+from amos_fairseq.experiments.table import run_benchmark
 
 
 def test_rows_are_those_of_fairseqs_task(data):
@@ -92,11 +94,11 @@ def test_constants_by_hand(data):
     mnli = read_text_data(data / "MNLI")
     most, _ = Counter(mnli.labels("train").tolist()).most_common(1)[0]
     shares = [100 * mnli.labels(split).tolist().count(most) / count for split, count in (("valid", 11), ("valid1", 10))]
-    baselines = mnli.baselines(mnli.dev_splits)
-    assert baselines.num_scored == 11
+    constants = mnli.constant(mnli.dev_splits)
+    assert constants.num_scored == 11
     expected = dict(zip(("accuracy", "accuracy_mm"), shares, strict=True))
-    assert baselines.scores == {"most frequent class": pytest.approx(expected)}
-    assert read_text_data(data / "STS-B").baselines({"valid": ""}).scores == {
+    assert constants.scores == {"most frequent class": pytest.approx(expected)}
+    assert read_text_data(data / "STS-B").constant({"valid": ""}).scores == {
         "mean of training": {"spearman": 0, "pearson": 0}
     }
 
@@ -108,24 +110,11 @@ def test_the_folder_of_another_command_is_no_out(name, start, tmp_path):
         session(start, tmp_path, "classification")
 
 
-@pytest.mark.slow
-def test_small_tasks_start_from_the_best_mnli_run(start, tmp_path, fake_training, glue):
-    out = tmp_path / "out"
-    outcome = glue(out, "RTE", "STS-B", "CoLA", "MNLI", intermediate=True, seeds=2)
-    best = best_run([result for result in read_results(out) if result.task == "MNLI"])
-    starts = {}
-    for command in fake_training.commands:
-        task = command[1].rpartition("/")[2]
-        starts.setdefault(task, set()).add(fake_training.flag(command, "--finetune-from-model"))
-    mnli, original = str(out / best.directory / "checkpoint_best.pt"), str(start / "checkpoint_last.pt")
-    assert starts == {"MNLI": {original}, "CoLA": {original}, "RTE": {mnli}, "STS-B": {mnli}}
-    assert list(starts) == ["MNLI", "CoLA", "RTE", "STS-B"]
-    assert any(note.startswith("RTE, STS-B: started from the best dev run of MNLI") for note in outcome.table.notes)
-    # A later command takes the MNLI runs of OUT; without the flag they would be other runs.
-    glue(out, "RTE", intermediate=True, lr=1e-3)
-    assert fake_training.flag(fake_training.commands[-1], "--finetune-from-model") == mnli
-    glue(out, "RTE")
-    assert fake_training.flag(fake_training.commands[-1], "--finetune-from-model") == original
+def test_small_tasks_can_start_from_a_run_of_mnli(data, tmp_path, fake_training, glue):
+    glue(tmp_path / "out", "MNLI")
+    (mnli,) = tmp_path.glob("out/runs/MNLI/*/seed1")
+    run_benchmark(open_glue(session(mnli, tmp_path / "other", seeds=1), {"RTE": data / "RTE"}))
+    assert fake_training.flag(fake_training.commands[-1], "--finetune-from-model") == str(mnli / "checkpoint_best.pt")
 
 
 def test_hash_of_the_data_changes_with_training_and_dev_data_only(data, tmp_path):

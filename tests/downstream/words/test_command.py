@@ -96,30 +96,24 @@ def test_each_word_of_a_long_sentence_is_read_where_it_has_most_text_around_it(m
     assert len(alone) < len(words)
 
 
-def test_a_label_for_each_word_and_sentences_that_train_too(session, tmp_path):
-    """The baseline is the most frequent label of a word in training, which is dev here, or of all."""
+def test_a_constant_label_and_sentences_that_train_too(session, tmp_path):
+    """The constant is the most frequent label of the training words: here those of dev."""
     prepare_tagging(tmp_path)
     pos = tmp_path / "pos"
     source = tmp_path / "train.txt"
     prepare("tagging")([source, source, tmp_path / "tokenizer", pos, *NAMES_OF_COLUMNS, "--column", "pos"])
-    tagged = [(word, tag) for rows in make_sentences() for word, tag, _ in rows]
+    tags = [tag for rows in make_sentences() for _, tag, _ in rows]
+    most = max(set(tags), key=tags.count)
     trials = word_trials(session, TAGGING_VIEWS, None)
     both = open_tagging(session, [pos, tmp_path / "data"], trials)
     (task,) = both.tasks.values()
     longer = sum(len(rows) > 3 for rows in make_sentences())
     seen = f"{longer} of 40 dev sentences train too: the scores may be too high"
     assert list(task.notes) == [f"pos: {seen}", f"ner: {seen}"]
-    of_pos, of_ner = both.baselines().values()
-    assert list(both.baselines()) == ["tagging-pos of pos,ner", "tagging-ner of pos,ner"]
-    right = sum(
-        max(tagged.count((word, tag)) for tag in {tag for _, tag in tagged}) for word in {word for word, _ in tagged}
-    )
-    row = "most frequent label of each word"
-    assert (of_pos.num_scored, of_pos.scores) == (len(tagged), {row: {"accuracy": 100 * right / len(tagged)}})
-    tags = [tag for _, tag in tagged]
-    most = max(set(tags), key=tags.count)
-    new = both.opened["pos"].baseline([["unseen", "words"]], [[most, "X"]])
-    assert (new.num_scored, new.scores) == (2, {row: {"accuracy": 50}})
+    of_pos, of_ner = both.constants().values()
+    assert list(both.constants()) == ["tagging-pos of pos,ner", "tagging-ner of pos,ner"]
+    share = 100 * tags.count(most) / len(tags)
+    assert (of_pos.num_scored, of_pos.scores) == (len(tags), {f"most frequent label ({most})": {"accuracy": share}})
     (scores,) = of_ner.scores.values()
     assert scores.keys() == {"f1", "precision", "recall", "accuracy"}
     for name, content, message in (
@@ -137,4 +131,4 @@ def test_a_label_for_each_word_and_sentences_that_train_too(session, tmp_path):
     with pytest.raises(UserError, match="line 1: the label 'PERSON' of the word 'a' marks no span, as the others do"):
         both.read_test(tmp_path / "test.txt", ["word", "pos", "ner"])
     alone = open_tagging(session, [pos], trials)
-    assert list(alone.baselines()) == ["tagging-pos"]
+    assert list(alone.constants()) == ["tagging-pos"]

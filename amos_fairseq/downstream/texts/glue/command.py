@@ -21,8 +21,6 @@ from amos_fairseq.downstream.texts.glue.prepare import prepare_glue_inside
 from amos_fairseq.downstream.texts.glue.tasks import (
     AVERAGED,
     DIAGNOSTIC,
-    INTERMEDIATE_FOR,
-    INTERMEDIATE_TASK,
     LARGEST_SCORE,
     SCORED,
     TASKS,
@@ -35,21 +33,18 @@ from amos_fairseq.downstream.texts.scores import HEADINGS, average_score, predic
 from amos_fairseq.errors import UserError
 from amos_fairseq.experiments.benchmark import BenchmarkTask, Session, TaskRun, session_from, usable_folder
 from amos_fairseq.experiments.records import (
-    NO_BASELINES,
-    BaselineScores,
+    NO_CONSTANTS,
+    ConstantScores,
     RunResult,
     Summaries,
     Summary,
     TaskSummary,
-    best_run,
     content_sha256,
     divide,
     format_spread,
-    read_results,
     read_summary,
     summarize_divided,
 )
-from amos_fairseq.experiments.runner import Failure, Runner
 from amos_fairseq.experiments.table import run_and_print
 from amos_fairseq.files import TOKENIZER_DIRECTORY, file_sha256, json_text, whole_file, write_text
 from amos_fairseq.output.terminal import MISSING, Table, format_score, say
@@ -131,7 +126,6 @@ class GlueOptions:
 
     teachers: Teachers | None = None
     with_train: bool = False  # write the predictions of the rows to train on, for students
-    intermediate: bool = False  # start the small tasks from MNLI's best run in OUT
     with_test: bool = False
     multi_task: bool = False  # one model for all tasks
 
@@ -150,7 +144,6 @@ def main(arguments: argparse.Namespace) -> None:
     options = GlueOptions(
         teachers=arguments.teachers and read_teachers(arguments.teachers),
         with_train=arguments.write_train,
-        intermediate=arguments.intermediate,
         with_test=arguments.write_test,
         multi_task=arguments.multi_task,
     )
@@ -182,8 +175,6 @@ def open_glue(session: Session, folders: Mapping[str, Path], options: GlueOption
         say("reads the predictions of the teachers", Glue.name)
         for seed in session.seeds:
             options.teachers.identity(list(prepared.values()), seed)
-    if options.intermediate:
-        glue.check_intermediate()
     if options.with_test and not any(map(has_test_set, prepared.values())):
         raise UserError(f"--write-test: there is no test set of {', '.join(prepared)}: prepare files with test.tsv")
     return glue
@@ -218,15 +209,6 @@ class Glue(TextBenchmark):
         teachers, settings = self.options.teachers, {"write_train": True} if self.options.with_train else {}
         return settings if teachers is None else settings | teachers.identity(self.tables_of(task), seed)
 
-    def check_intermediate(self) -> None:
-        """Refuse an OUT without an MNLI run of this checkpoint, now or by this call, to start from."""
-        if not any(task in INTERMEDIATE_FOR for task in self.tasks):
-            raise UserError(f"--intermediate has no effect: none of {', '.join(INTERMEDIATE_FOR)} is among --tasks")
-        if INTERMEDIATE_TASK not in self.tasks and not self.intermediate_results():
-            raise UserError(
-                f"{self.session.out} holds no run of {INTERMEDIATE_TASK} from these weights: add it to --tasks"
-            )
-
     def train_flags(self, run: TaskRun) -> list[str]:
         flags = super().train_flags(run)
         if self.options.teachers is not None:
@@ -253,48 +235,15 @@ class Glue(TextBenchmark):
             write_train_predictions(loaded.file.parent / FOLDER, data, logits)
         return super().evaluate_table(data, prefix, loaded, device, stop)
 
-    def execute(self, runner: Runner) -> None:
-        """Execute all runs; with ``intermediate``, runs that start from MNLI's best run on dev come last.
-
-        AMOS Appendix E and thesis 5.2.4 describe one checkpoint fine-tuned on MNLI, not one per seed: every seed of a
-        dependent task starts from the same checkpoint, so that its deviation is that of the task. The output layer is
-        newly initialized if the number of classes differs; the head's dense layer is kept, like the pooler of a BERT.
-        """
-        dependent = [
-            task for name, task in self.tasks.items() if self.options.intermediate and name in INTERMEDIATE_FOR
-        ]
-        independent = self.plan(task for task in self.tasks.values() if task not in dependent)
-        if dependent:
-            independent.sort(key=lambda run: run.task.name != INTERMEDIATE_TASK)  # MNLI first: other tasks wait for it
-        runner.execute(independent)
-        if not dependent:
-            return
-        own = [run for run in independent if run.task.name == INTERMEDIATE_TASK]
-        results = runner.results(own) if own else self.intermediate_results()
-        if not results:
-            reason = f"it needs a finished run of {INTERMEDIATE_TASK} to start from, and there is none"
-            runner.failures += [Failure(run, reason) for run in self.plan(dependent)]
-            return
-        runner.execute(self.plan(dependent, best_run(results).checkpoint_in(self.session.out)))
-
-    def intermediate_results(self) -> list[RunResult]:
-        """Return the results of MNLI in OUT that are of the same weights."""
-        results = [result for result in read_results(self.session.out) if result.task == INTERMEDIATE_TASK]
-        keys = ("checkpoint_sha256", "from_scratch")
-        return [result for result in results if has_weights(self.session, *(result.settings[key] for key in keys))]
-
     def notes(self, results: Sequence[RunResult], summaries: Summaries) -> Iterator[str]:
-        tasks = dict.fromkeys(result.task for result in results if "intermediate_sha256" in result.settings)
-        if tasks:
-            yield f"{', '.join(tasks)}: started from the best dev run of {INTERMEDIATE_TASK} (intermediate-task training)"
         if self.options.teachers is not None:
             folder = self.options.teachers.folder.name
             yield f"taught by {folder}, each seed by the same seed; weight of the labels: from 0 to 1 over the updates"
         if self.squad:
             yield from (f"SQuAD: {note}" for note in self.squad.notes)
 
-    def table(self, summaries: Summaries, baselines: Mapping[str, BaselineScores], notes: Sequence[str]) -> Table:
-        return glue_table(self.model_name, summaries, baselines, self.squad, notes)
+    def table(self, summaries: Summaries, constants: Mapping[str, ConstantScores], notes: Sequence[str]) -> Table:
+        return glue_table(self.model_name, summaries, constants, self.squad, notes)
 
     def average(self, summaries: Summaries) -> dict[str, Any]:
         name, value = average({task: summary.main.median for task, summary in summaries.items()})
@@ -362,7 +311,7 @@ def average(medians: Mapping[str, float]) -> tuple[str, float | None]:
 def glue_table(
     row_name: str,
     summaries: Summaries,
-    baselines: Mapping[str, BaselineScores],
+    constants: Mapping[str, ConstantScores],
     squad: Summary | None,
     notes: Sequence[str],
 ) -> Table:
@@ -374,7 +323,7 @@ def glue_table(
             columns.append(task_heading(task, score))
             shown = [each for each in (score, f"{score}_mm") if each in scores]
             row.append(" / ".join(format_spread(scores[each]) for each in shown) or MISSING)
-            baseline = next(iter(baselines.get(task, NO_BASELINES).scores.values()), {})
+            baseline = next(iter(constants.get(task, NO_CONSTANTS).scores.values()), {})
             constant_row.append(" / ".join(format_score(baseline.get(each)) for each in shown) or MISSING)
             if score in baseline:
                 constant_scores[task] = baseline[score]

@@ -18,7 +18,7 @@ from amos_fairseq.downstream.texts.glue.command import average, glue_table, task
 from amos_fairseq.downstream.texts.glue.tasks import AVERAGED, TASKS
 from amos_fairseq.downstream.texts.scores import text_scores
 from amos_fairseq.errors import UserError
-from amos_fairseq.experiments.records import BaselineScores, Summary, best_run, read_results, spread_of, summarize
+from amos_fairseq.experiments.records import ConstantScores, Summary, best_run, read_results, spread_of, summarize
 
 
 def test_scores_by_hand():
@@ -98,8 +98,8 @@ SQUAD = Summary("squad", {}, summarize([ANSWERS]), [], [ANSWERS])
 
 
 def test_table_cells():
-    constant = {"MNLI": BaselineScores(9, {"most frequent class": {"accuracy": 35.0, "accuracy_mm": 36.0}})}
-    constant |= {"CoLA": BaselineScores(9, {"most frequent class": {"matthews": 0.0, "accuracy": 69.0}})}
+    constant = {"MNLI": ConstantScores(9, {"most frequent class": {"accuracy": 35.0, "accuracy_mm": 36.0}})}
+    constant |= {"CoLA": ConstantScores(9, {"most frequent class": {"matthews": 0.0, "accuracy": 69.0}})}
     table = glue_table("ours", summaries(), constant, SQUAD, notes=["a note | with a bar"])
     assert table.columns == ["", "MNLI m/mm", "CoLA (Matthews)", "AVG of 2", "SQuAD2.0 EM", "SQuAD2.0 F1"]
     assert table.rows == [
@@ -170,9 +170,6 @@ def test_mistakes_are_one_line_and_start_nothing(start, data, tmp_path, fake_tra
         (["--tasks", "RTE", "--write-test"], "there is no test set of RTE"),
         (["--tasks", "CoLA", "--teachers", tmp_path / "finished"], "with --write-train"),
         (["--tasks", "CoLA", "--multi-task"], "the recipe amos has no settings for multi"),
-        (["--tasks", "CoLA,RTE", "--multi-task", "--recipe", "bam", "--intermediate"], "--intermediate has no effect"),
-        (["--tasks", "CoLA", "--intermediate"], "--intermediate has no effect"),
-        (["--tasks", "RTE", "--intermediate"], "holds no run of MNLI from these weights"),
         (["--tasks", "RTE", "--multi-task", "--recipe", "bam"], "has 16 rows, fewer than the 128 of one update"),
     ):
         assert message in error_line(capsys, main, *command, *arguments, reports_progress=True)

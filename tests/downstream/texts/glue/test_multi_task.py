@@ -35,7 +35,7 @@ def test_each_seed_learns_from_the_same_seed(start, data, tmp_path, fake_trainin
         read_teachers(out).predictions(labels, 1)
     # Other teachers make another run, which has their predictions as a file.
     student = open_glue(session(start, tmp_path / "own"), folders(data, ["CoLA"]), GlueOptions(teachers=teachers))
-    runs = student.plan(student.tasks.values())
+    runs = student.plan()
     assert len({run.directory.parent.name for run in runs}) == 2
     run_benchmark(student)
     flags = fake_training.commands[-1]
@@ -56,7 +56,7 @@ def test_a_run_of_all_tasks_has_a_row_of_single_tasks(start, data, tmp_path, fak
     opened = dataclasses.replace(opened, recipe=load_recipe(str(recipe), "base"))
     benchmark = open_glue(opened, folders(data, ["RTE", "STS-B"]), GlueOptions(multi_task=True))
 
-    trials = {run.directory.parent.name: run.trial for run in benchmark.plan(benchmark.tasks.values())}
+    trials = {run.directory.parent.name: run.trial for run in benchmark.plan()}
 
     def evaluate(task, checkpoint, device, stop):
         rte, stsb = scores[int(checkpoint.parent.name.removeprefix("seed"))]
