@@ -7,12 +7,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 from fairseq.dataclass.configs import FairseqConfig
 from omegaconf import OmegaConf
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.run import ending, hooks, resume
+from amos_fairseq.run import ending, hooks
 from amos_fairseq.run.hook import Hook
 from amos_fairseq.run.progress import MetricsLog
 
@@ -116,54 +115,22 @@ def test_moments_of_a_bar(happened: list[str]) -> None:
     assert happened == ["fairseq"]
 
 
-def test_hooks_are_called_in_their_order_and_are_new_for_each_trainer(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[Any] = []
-
-    class First(Hook):
-        def before_update(self, trainer: Any) -> None:
-            calls.append(self)
-
-    class Second(First): ...
-
-    monkeypatch.setattr(hooks, "HOOKS", (First, Second))
-    monkeypatch.setattr(hooks, "active", [])
-    monkeypatch.setattr(hooks.distribution, "check_connection", lambda cfg: None)
-    for _ in range(2):
-        hooks.make_trainer(lambda trainer, cfg: None, TRAINER, None)
-        hooks.train_step(lambda *args: {}, TRAINER, [])
-    assert [type(hook) for hook in calls] == [First, Second, First, Second]
-    assert len(set(calls)) == 4
-
-
-def test_a_checkpoint_is_repaired_before_it_is_checked_and_a_refused_run_notes_nothing(tmp_path, monkeypatch) -> None:
-    """The last checkpoint was cut, beside a complete older one; the learning rate of the loaded run is 0."""
-    last, loaded, cfg = tmp_path / "checkpoint_last.pt", [], OmegaConf.structured(FairseqConfig)
-    complete = {"model": {"weight": torch.ones(2)}, "optimizer_history": [{"num_updates": 5}]}
-    complete["extra_state"] = {"train_iterator": {"epoch": 1, "iterations_in_epoch": 5}}
-    torch.save(complete, tmp_path / "checkpoint_1_5.pt")
-    last.write_bytes((tmp_path / "checkpoint_1_5.pt").read_bytes()[:100])
+def test_a_refused_run_notes_nothing(tmp_path, monkeypatch) -> None:
+    """The learning rate of the loaded run is 0."""
+    cfg = OmegaConf.structured(FairseqConfig)
     cfg.checkpoint.save_dir = str(tmp_path)
-    cfg.checkpoint.reset_optimizer = cfg.checkpoint.reset_dataloader = True
     monkeypatch.setattr(hooks, "active", [])
     hooks.new_run()
-    monkeypatch.setattr(resume, "running_scripts", lambda: ["a script"])
+    limits = {"max_update": 100, "max_epoch": 0, "stop_time_hours": 0.0}
     trainer = SimpleNamespace(
         get_model=lambda: SimpleNamespace(set_num_updates=lambda number: None),
-        task=SimpleNamespace(cfg=SimpleNamespace(data=""), load_state_dict=lambda state: None, state_dict=dict),
-        cfg=OmegaConf.create(
-            {"model": {}, "optimization": {"max_update": 100, "max_epoch": 0, "stop_time_hours": 0.0}}
-        ),
+        cfg=OmegaConf.create({"model": {}, "optimization": limits}),
         get_num_updates=lambda: 5,
         get_lr=lambda: 0.0,
+        task=SimpleNamespace(),
     )
-
-    def load(cfg: Any, trainer: Any) -> tuple[Any, Any]:
-        loaded.append(torch.load(last, weights_only=True)["model"])
-        return {}, SimpleNamespace(next_epoch_idx=1)
-
-    resume.Resume().before_trainer(cfg)
+    loaded = {}, SimpleNamespace(next_epoch_idx=1)
     with pytest.raises(UserError, match="after update 5 the learning rate is 0"):
-        hooks.load_checkpoint(load, cfg.checkpoint, trainer)
-    assert len(loaded) == 1
+        hooks.load_checkpoint(lambda cfg, trainer: loaded, cfg.checkpoint, trainer)
     (metrics_log,) = (hook for hook in hooks.active if isinstance(hook, MetricsLog))
     assert metrics_log.resumed_update is None
