@@ -12,6 +12,7 @@ from fairseq.data import Dictionary
 from fairseq.logging import metrics
 from fairseq.models import BaseFairseqModel
 from fairseq.optim.fp16_optimizer import FP16Optimizer
+from fairseq.optim.sgd import SGD
 from omegaconf import OmegaConf
 from torch import Tensor, nn
 
@@ -164,6 +165,12 @@ def bf16_optimizer(flags: GroupedAdamConfig, parameters: Iterable[nn.Parameter])
     common = {"bf16": True, "fp16_no_flatten_grads": True, "fp16_scale_window": 4}
     cfg = OmegaConf.create({"common": common, "optimizer": vars(flags) | {"_name": "grouped_adam"}})
     return FP16Optimizer.build_optimizer(cfg, list(parameters))
+
+
+def sgd(rate: float) -> SGD:
+    """fairseq's, of one parameter, for a schedule."""
+    cfg = OmegaConf.create({"lr": [rate], "momentum": 0.0, "weight_decay": 0.0})
+    return SGD(cfg, [nn.Parameter(torch.zeros(1))])
 
 
 @torch.no_grad()

@@ -3,25 +3,18 @@
 from typing import Any
 
 import pytest
-import torch
 from fairseq.optim.lr_scheduler.polynomial_decay_schedule import (
     PolynomialDecayLRSchedule,
     PolynomialDecayLRScheduleConfig,
 )
-from fairseq.optim.sgd import SGD
-from omegaconf import OmegaConf
+from small_models import sgd
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.optim.warmup_stable_decay import WarmupStableDecay, WarmupStableDecayConfig
 
 
-def sgd() -> SGD:
-    settings = OmegaConf.create({"lr": [0.8], "momentum": 0.0, "weight_decay": 0.0})
-    return SGD(settings, [torch.nn.Parameter(torch.zeros(1))])
-
-
 def schedule(**settings: Any) -> WarmupStableDecay:
-    return WarmupStableDecay(WarmupStableDecayConfig(lr=[0.8], **settings), sgd())
+    return WarmupStableDecay(WarmupStableDecayConfig(lr=[0.8], **settings), sgd(0.8))
 
 
 @pytest.mark.parametrize("warmup", [0, 7])
@@ -30,10 +23,8 @@ def test_without_a_constant_part_the_rates_have_the_bits_of_polynomial_decay(
     warmup: int, power: float, end: float
 ) -> None:
     settings = {"warmup_updates": warmup, "total_num_update": 100, "power": power, "end_learning_rate": end}
-    ours, theirs = (
-        schedule(**settings),
-        PolynomialDecayLRSchedule(PolynomialDecayLRScheduleConfig(lr=[0.8], **settings), sgd()),
-    )
+    ours = schedule(**settings)
+    theirs = PolynomialDecayLRSchedule(PolynomialDecayLRScheduleConfig(lr=[0.8], **settings), sgd(0.8))
     assert [ours.step_update(n) for n in range(105)] == [theirs.step_update(n) for n in range(105)]
 
 

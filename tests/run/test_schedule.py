@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 from fairseq import checkpoint_utils
-from fairseq.optim.sgd import SGD
 from omegaconf import OmegaConf
 from rank_functions import succeed_on_two_ranks
+from small_models import sgd
 
 from amos_fairseq import root_logger_kept
 from amos_fairseq.errors import UserError
@@ -40,8 +40,7 @@ def settings(**of_schedule: Any) -> Any:
 
 
 def make_schedule(cfg: Any) -> WarmupStableDecay:
-    sgd = OmegaConf.create({"lr": [PEAK], "momentum": 0.0, "weight_decay": 0.0})
-    return WarmupStableDecay(cfg.lr_scheduler, SGD(sgd, [torch.nn.Parameter(torch.zeros(1))]))
+    return WarmupStableDecay(cfg.lr_scheduler, sgd(PEAK))
 
 
 class Run:
