@@ -24,13 +24,11 @@ def test_a_second_path_of_the_package_is_accepted(tmp_path: Path, monkeypatch: p
     fairseq.utils.import_user_module(common)
 
 
-def test_a_folder_that_cannot_be_written_is_refused_before_hydra_writes_there(tmp_path, capsys) -> None:
+def test_a_sweep_and_a_folder_that_cannot_be_written_are_refused_before_hydra_writes_there(tmp_path, capsys) -> None:
     (tmp_path / "file").touch()
     config = OmegaConf.create({"hydra": {"run": {"dir": str(tmp_path / "file" / "run")}}})
-    line = error_line(capsys, lambda _: ImportPlugin().on_run_start(config))
-    assert "file/run cannot be written (Not a directory): make room, permit writing, or give another --save-dir" in line
-
-
-def test_a_sweep_is_refused(capsys: pytest.CaptureFixture) -> None:
-    line = error_line(capsys, lambda _: ImportPlugin().on_multirun_start(OmegaConf.create({})))
-    assert "--multirun is not supported: start one command after the other" in line
+    for start, message in (
+        ("on_run_start", "file/run cannot be written (Not a directory): make room, permit writing, or give another"),
+        ("on_multirun_start", "--multirun is not supported: start one command after the other"),
+    ):
+        assert message in error_line(capsys, lambda _, start=start: getattr(ImportPlugin(), start)(config))

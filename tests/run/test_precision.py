@@ -84,8 +84,12 @@ def test_every_choice(named, flag, has_gpu, supported, before, expected, reason,
     assert {name: cfg.common[name] for name in precision.FLAGS} == {name: name == expected for name in precision.FLAGS}
     # What a checkpoint says: the choice, or that fairseq's flags made it.
     assert cfg.task.precision == (None if named is None else expected)
-    # A second trainer of the process finds the same.
+    # fairseq's flat float32 masters lose the groups; bf16 is never flat, for any setting.
+    assert cfg.common.fp16_no_flatten_grads == (expected == "fp16")
+    # A second trainer of the process finds the same, and with fairseq's Adam the masters are flat.
+    cfg.optimizer._name, cfg.common.fp16_no_flatten_grads = "adam", False
     assert set_precision(cfg, has_gpu, before and Saved(before, "last.pt")) == expected
+    assert not cfg.common.fp16_no_flatten_grads
 
 
 @pytest.mark.parametrize(
@@ -106,32 +110,18 @@ def test_settings_that_are_refused_before_the_launch(named, common, has_gpu, mes
 
 
 @pytest.mark.parametrize(
-    ("named", "flag", "has_gpu", "supported", "before", "message"),
+    ("named", "has_gpu", "supported", "before", "message"),
     [
-        ("bf16", None, GPU, False, None, rf"^task\.precision=bf16 needs .* this GPU {NO}: train in fp16 or float32$"),
-        ("auto", None, GPU, False, "bf16", rf"^last\.pt was trained in bf16, .* {NO}: give task\.precision=fp16"),
-        ("auto", None, CPU, True, "fp16", r"trained in fp16, and fp16 needs a GPU: give task\.precision=bf16"),
-        ("float32", None, CPU, True, "bf16", r"in bf16 and has no state .* in float32: keep .*precision=bf16\)"),
+        ("bf16", GPU, False, None, rf"^task\.precision=bf16 needs .* this GPU {NO}: train in fp16 or float32$"),
+        ("auto", GPU, False, "bf16", rf"^last\.pt was trained in bf16, .* {NO}: give task\.precision=fp16"),
+        ("auto", CPU, True, "fp16", r"trained in fp16, and fp16 needs a GPU: give task\.precision=bf16"),
+        ("float32", CPU, True, "bf16", r"in bf16 and has no state .* in float32: keep .*precision=bf16\)"),
     ],
 )
-def test_what_the_device_or_the_continued_run_excludes(named, flag, has_gpu, supported, before, message, hardware):
+def test_what_the_device_or_the_continued_run_excludes(named, has_gpu, supported, before, message, hardware):
     hardware(has_gpu, supported)
-    cfg = configuration(named, **({flag: True} if flag else {}))
     with pytest.raises(UserError, match=message):
-        set_precision(cfg, has_gpu, before and Saved(before, "last.pt"))
-
-
-@pytest.mark.parametrize(
-    ("optimizer", "flag", "has_gpu", "flat"),
-    [("grouped_adam", "fp16", GPU, False), ("adam", "fp16", GPU, True), ("grouped_adam", "bf16", CPU, True)],
-)
-def test_parameter_groups_survive_fp16(optimizer, flag, has_gpu, flat, hardware) -> None:
-    """fairseq's flat float32 masters lose the groups; bf16 is never flat, for any setting."""
-    hardware(has_gpu, True)
-    cfg = configuration(None, optimizer, **{flag: True})
-    check_settings(cfg)
-    set_precision(cfg, has_gpu)
-    assert cfg.common.fp16_no_flatten_grads is not flat
+        set_precision(configuration(named), has_gpu, before and Saved(before, "last.pt"))
 
 
 @pytest.mark.parametrize("setting", ["task.precision=auto", "common.bf16=true"])
