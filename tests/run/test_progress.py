@@ -1,7 +1,6 @@
 """The time to its end that a run prints; SAVE_DIR/metrics.jsonl against a small loop that calls fairseq's own functions."""
 
 import errno
-import json
 import logging
 import logging.config
 import os
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 from fairseq.data.iterators import CountingIterator
 from fairseq.logging import metrics, progress_bar
+from interrupted_run import records
 from omegaconf import OmegaConf
 
 from amos_fairseq.errors import UserError
@@ -52,25 +52,20 @@ def test_the_time_of_the_run_is_told_after_twenty_measured_updates(caplog, monke
     ]
 
 
-@pytest.fixture
-def save_dir(tmp_path):
-    return str(tmp_path)
-
-
-def read(save_dir):
-    with open(os.path.join(save_dir, "metrics.jsonl"), encoding="utf-8") as file:
-        return [json.loads(line) for line in file]
-
-
 def train(save_dir, first_update, last_update, log_interval=2, epoch=1, updates_per_epoch=10):
     """The calls of fairseq_cli.train in a process, with the real progress bar and synthetic statistics."""
     trainer = SimpleNamespace(get_num_updates=lambda: first_update - 1)
-    cfg = SimpleNamespace(save_dir=save_dir, reset_meters=False)
+    cfg = SimpleNamespace(save_dir=str(save_dir), reset_meters=False)
     hooks.active[:] = [progress.MetricsLog()]
     hooks.load_checkpoint(lambda cfg, trainer: ({}, "iterator"), cfg, trainer)
     place = (first_update - 1) % updates_per_epoch
     batches = CountingIterator(range(place, updates_per_epoch), start=place)
-    common = {"log_format": "none", "log_interval": log_interval, "epoch": epoch, "aim_param_checkpoint_dir": save_dir}
+    common = {
+        "log_format": "none",
+        "log_interval": log_interval,
+        "epoch": epoch,
+        "aim_param_checkpoint_dir": cfg.save_dir,
+    }
     bar = progress_bar.progress_bar(batches, **common)
     for update, _ in enumerate(bar, start=first_update):
         if update % log_interval == 0:
@@ -82,9 +77,9 @@ def train(save_dir, first_update, last_update, log_interval=2, epoch=1, updates_
     bar.print({"loss": 9.0}, tag="train", step=last_update)
 
 
-def test_lines_of_intervals_and_validations(save_dir):
-    train(save_dir, first_update=1, last_update=6)
-    assert read(save_dir) == [
+def test_lines_of_intervals_and_validations(tmp_path):
+    train(tmp_path, first_update=1, last_update=6)
+    assert records(tmp_path) == [
         {"split": "train", "update": 2, "epoch": 0.2, "loss": 0.5},
         {"split": "train", "update": 4, "epoch": 0.4, "loss": 0.25},
         {"split": "train", "update": 6, "epoch": 0.6, "loss": 1 / 6},
@@ -92,26 +87,26 @@ def test_lines_of_intervals_and_validations(save_dir):
     ]
 
 
-def test_the_time_of_a_resumed_process_is_logged(save_dir):
+def test_the_time_of_a_resumed_process_is_logged(tmp_path):
     """fairseq restores its stopwatch as it was saved: stopped."""
     metrics.load_state_dict({"default": [(20, "wall", "StopwatchMeter", {"sum": 0, "n": 0, "round": 0})]})
     try:
         assert metrics.get_meter("default", "wall").elapsed_time == 0
-        train(save_dir, first_update=4, last_update=6)
+        train(tmp_path, first_update=4, last_update=6)
         assert metrics.get_meter("default", "wall").elapsed_time > 0
     finally:
         metrics.reset_meters("default")
 
 
-def test_full_disk_while_cutting_back_is_one_clear_line_and_keeps_the_file(save_dir, monkeypatch):
-    train(save_dir, first_update=1, last_update=4)
-    before = read(save_dir)
+def test_full_disk_while_cutting_back_is_one_clear_line_and_keeps_the_file(tmp_path, monkeypatch):
+    train(tmp_path, first_update=1, last_update=4)
+    before = records(tmp_path)
 
     def fail(descriptor):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", fail)
     with pytest.raises(UserError, match=r"metrics\.jsonl: metrics cannot be written \(No space left on device\)"):
-        train(save_dir, first_update=3, last_update=4)
-    assert read(save_dir) == before
-    assert os.listdir(save_dir) == ["metrics.jsonl"]
+        train(tmp_path, first_update=3, last_update=4)
+    assert records(tmp_path) == before
+    assert os.listdir(tmp_path) == ["metrics.jsonl"]
