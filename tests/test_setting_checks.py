@@ -10,7 +10,7 @@ from fairseq.dataclass.initialize import add_defaults
 from fairseq.models import MODEL_DATACLASS_REGISTRY
 from fairseq.optim import OPTIMIZER_REGISTRY
 from fairseq.tasks import TASK_DATACLASS_REGISTRY
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.optim.grouped_adam import GroupedAdamConfig
@@ -32,13 +32,11 @@ def test_every_number_of_this_package_has_a_range(fields: type) -> None:
             assert field.metadata.get("range") in RANGES, field.name
 
 
-def compose(*overrides: str) -> DictConfig:
+def launch(override: str) -> None:
     """What fairseq-hydra-train does before it launches its ranks."""
-    cfg = compose_with_hydra("amos_tiny", ["task.data=DATA", *overrides], with_hydra_settings=False)
+    cfg = compose_with_hydra("amos_tiny", ["task.data=DATA", override], with_hydra_settings=False)
     hooks.add_defaults(add_defaults, cfg)
-    cfg = OmegaConf.create(OmegaConf.to_container(cfg, resolve=True, enum_to_str=True))
-    check_configuration(cfg)
-    return cfg
+    check_configuration(OmegaConf.create(OmegaConf.to_container(cfg, resolve=True, enum_to_str=True)))
 
 
 @pytest.mark.slow
@@ -55,36 +53,37 @@ def compose(*overrides: str) -> DictConfig:
         ("model.dropout=-0.1", "model.dropout (--dropout) -0.1 must be 0 or more and below 1"),
         ("model.relative_position_scheme=t6", "model.relative_position_scheme: Invalid value 't6', expected one of"),
         ("lr_scheduler.power=soon", "lr_scheduler.power: Value 'soon' of type 'str' could not be"),
+        # The criterion's copy alone would have no effect: the model has no head for it.
+        (
+            "+criterion.encoder_mlm_weight=5",
+            "criterion.encoder_mlm_weight is 5.0, model.encoder_mlm_weight 0.0: set only model",
+        ),
     ],
 )
 def test_a_wrong_value_is_one_line_with_key_value_and_what_is_allowed(override: str, line: str) -> None:
     with pytest.raises(UserError) as refused:
-        compose(override)
+        launch(override)
     assert str(refused.value).startswith(line), str(refused.value)
     assert "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize("recipe", ["amos_tiny", "electra_modern_mini", "electric_base", "mlm_small", "teams_large"])
-def test_the_recipes_are_accepted(recipe: str) -> None:
-    check_configuration(compose_recipe(recipe, ["task.data=DATA"]))
-
-
-def test_a_setting_of_the_model_is_not_given_to_the_criterion() -> None:
-    """The criterion's copy alone would have no effect: the model has no head for it."""
-    line = "criterion.encoder_mlm_weight is 5.0, model.encoder_mlm_weight 0.0: set only model"
-    with pytest.raises(UserError, match=line):
-        check_configuration(compose("+criterion.encoder_mlm_weight=5"))
-    check_configuration(compose("model.encoder_mlm_weight=5"))
+@pytest.mark.parametrize(
+    "words",
+    ["amos_tiny model.encoder_mlm_weight=5", "electra_modern_mini", "electric_base", "mlm_small", "teams_large"],
+)
+def test_the_recipes_are_accepted(words: str) -> None:
+    recipe, *overrides = words.split()
+    check_configuration(compose_recipe(recipe, ["task.data=DATA", *overrides]))
 
 
 def named(**changes: Any) -> Any:
     sections = {"task": "text_pretraining", "model": "amos_tiny", "criterion": "amos", "optimizer": "grouped_adam"}
     sections |= {"lr_scheduler": "polynomial_decay", **changes}
-    return OmegaConf.create({kind: name and {"_name": name} for kind, name in sections.items()})
+    return OmegaConf.create({kind: {"_name": it} if isinstance(it, str) else it for kind, it in sections.items()})
 
 
 @pytest.mark.parametrize(
-    ("section", "name", "message"),
+    ("section", "given", "message"),
     [
         (
             "task",
@@ -93,16 +92,6 @@ def named(**changes: Any) -> Any:
         ),
         ("optimizer", None, "no optimizer 'None' .optimizer._name, by flag --optimizer"),
         ("lr_scheduler", "polynomial", "did you mean polynomial_decay"),
-    ],
-)
-def test_names_that_do_not_exist(section: str, name: Any, message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        check_config(named(**{section: name}))
-
-
-@pytest.mark.parametrize(
-    ("section", "values", "message"),
-    [
         # What a recipe's optimizer or scheduler has and another one lacks is listed at once.
         (
             "optimizer",
@@ -112,9 +101,9 @@ def test_names_that_do_not_exist(section: str, name: Any, message: str) -> None:
         ("optimizer", {"_name": "grouped_adam", "adam_ep": 1e-6}, "adam_ep.*not in"),
     ],
 )
-def test_settings_that_cannot_be_used(section: str, values: dict[str, Any], message: str) -> None:
+def test_names_and_settings_that_do_not_exist(section: str, given: Any, message: str) -> None:
     with pytest.raises(UserError, match=message):
-        check_config(OmegaConf.create(dict(named()) | {section: values}))
+        check_config(named(**{section: given}))
 
 
 OBJECTIVES = ("amos", "electra", "electric", "mlm", "teams")
