@@ -1,9 +1,6 @@
 """The ``amos`` command as users meet it: its help, its exit codes, one line on stderr."""
 
-import os
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from tiny_runs import ROOT, environment, run_process
@@ -12,14 +9,8 @@ from amos_fairseq.cli import main as command
 from amos_fairseq.cli.main import main
 
 
-def amos(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess:
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    variables = environment({"PYTHONPATH": path, "COLUMNS": "100"})
-    return run_process([sys.executable, "-m", "amos_start", *arguments], cwd, variables)
-
-
 def test_help_names_every_subcommand_and_nothing_else_is_printed():
-    result = amos("--help")
+    result = run_process([sys.executable, "-m", "amos_start", "--help"], env=environment({"PYTHONPATH": str(ROOT)}))
     assert (result.returncode, result.stderr) == (0, "")
     for subcommand in command.SUBCOMMANDS:
         name = subcommand.__name__.rpartition(".")[2].rstrip("_")  # import_: the word itself is Python's
@@ -42,8 +33,7 @@ def test_help_of_a_subcommand_states_each_default(subcommand, defaults, capsys, 
     lines = capsys.readouterr().out.splitlines()
     for flag, default in defaults.items():
         assert next(line for line in lines if line.strip().startswith(flag)).endswith(f"(default: {default})")
-    undocumented = [line for line in lines if line.startswith("  --") and "(default: " not in line]
-    assert [line.split()[0] for line in undocumented] == {}.get(subcommand, [])
+    assert not [line for line in lines if line.startswith("  --") and "(default: " not in line]
 
 
 # A command that only prints, as its argument says.

@@ -72,10 +72,9 @@ def test_tasks_do_not_import_each_other_and_no_tool_a_command(place: str, forbid
     assert [edge for edge in names if re.match(place, edge[0]) and re.match(forbidden, edge[1])] == []
 
 
-def layer_of(module: str, paths: dict[str, Path]) -> str:
+def layer_of(module: str) -> str:
     """The folder of a module in the package; "" for those on the ground floor."""
-    _, *parts = module.split(".")
-    return "" if len(parts) == 1 and paths[module].name != "__init__.py" else parts[0]
+    return folder_of(module).partition(".")[0]
 
 
 def may_import() -> dict[str, set[str] | None]:
@@ -92,9 +91,9 @@ def may_import() -> dict[str, set[str] | None]:
 
 def test_imports_are_those_of_the_table() -> None:
     """Each folder imports only what its row permits, and all that it names."""
-    paths, table, edges = modules(), may_import(), set()
+    table, edges = may_import(), set()
     for name, imported in graph().items():
-        edges |= {(layer_of(name, paths), layer_of(other, paths), name, other) for other in imported}
+        edges |= {(layer_of(name), layer_of(other), name, other) for other in imported}
     wrong = []
     for layer, below, *edge in sorted(edges):
         allowed = table[layer]
@@ -104,7 +103,7 @@ def test_imports_are_those_of_the_table() -> None:
             wrong.append(edge)
     assert wrong == []
     assert {(layer, below) for layer, allowed in table.items() for below in allowed or ()} <= {e[:2] for e in edges}
-    assert table.keys() == {layer_of(name, paths) for name in graph()}
+    assert table.keys() == set(map(layer_of, graph()))
 
 
 def test_only_the_kernels_import_triton_and_nothing_imports_them_at_its_top_level() -> None:
