@@ -115,6 +115,17 @@ def test_moments_of_a_bar(happened: list[str]) -> None:
     assert happened == ["fairseq"]
 
 
+def test_hooks_are_new_for_each_trainer(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[Hook] = []
+    monkeypatch.setattr(hooks, "HOOKS", (Hook,))
+    monkeypatch.setattr(hooks, "active", [])
+    monkeypatch.setattr(hooks.distribution, "check_connection", lambda cfg: None)
+    for _ in range(2):
+        hooks.make_trainer(lambda trainer, cfg: None, TRAINER, None)
+        found += hooks.active
+    assert len(set(found)) == 2
+
+
 def test_a_refused_run_notes_nothing(tmp_path, monkeypatch) -> None:
     """The learning rate of the loaded run is 0."""
     cfg = OmegaConf.structured(FairseqConfig)

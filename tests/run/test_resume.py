@@ -84,6 +84,8 @@ def test_a_start_from_elsewhere_does_not_overwrite_the_run_that_it_made(tmp_path
     for path in (elsewhere, step_back, tmp_path / "run" / "checkpoint_last.pt"):
         path.parent.mkdir(exist_ok=True)
         path.touch()
+    new = checkpoint_config(tmp_path / "new", finetune_from_model=str(elsewhere))
+    assert resume.checkpoint_to_load(new) == str(elsewhere)
     with pytest.raises(UserError, match=r"would start again and overwrite .*--finetune-from-model"):
         resume.checkpoint_to_load(checkpoint_config(tmp_path / "run", restore_file=str(elsewhere)))
     cfg = checkpoint_config(tmp_path / "run", restore_file=str(step_back))
