@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from damage import Bomb
 from failures import full_disk
 from fairseq import checkpoint_utils
 from fairseq.distributed import utils as distributed_utils
@@ -151,22 +152,12 @@ def test_a_link_to_a_disk_that_is_not_mounted_is_an_error(others: bool, save_dir
     assert last.is_symlink()
 
 
-class Stranger:
-    """Runs a function when it is unpickled, as an attacker's class might."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (os.mkdir, (str(self.path),))
-
-
 @pytest.mark.parametrize("load", [checkpoint_utils.load_checkpoint_to_cpu, read_header])
 def test_a_foreign_class_is_refused_and_its_code_does_not_run(load, tmp_path, monkeypatch) -> None:
     """Whatever the environment says."""
     monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
     path, trace = str(tmp_path / "model.pt"), tmp_path / "trace"
-    torch.save(checkpoint(7) | {"surprise": Stranger(trace)}, path)
+    torch.save(checkpoint(7) | {"surprise": Bomb(os.mkdir, str(trace))}, path)
     with pytest.raises(UserError, match=r"model\.pt contains an object of class \S*mkdir,") as refused:
         load(path)
     assert not isinstance(refused.value, DamagedCheckpoint)

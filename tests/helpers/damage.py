@@ -7,8 +7,9 @@ import random
 import resource
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from interrupted_run import BackgroundRun
 
@@ -25,6 +26,16 @@ EXIT_CODES = {0, 1, 2, 76}
 MOST_SECONDS = 60
 # Beyond what a forked process has. Without a limit, an attack that succeeds would fill the memory of the machine.
 MORE_MEMORY = 3 << 30
+
+
+class Bomb:
+    """An object whose loading calls a function, as an attacker's might."""
+
+    def __init__(self, call: Callable[..., Any], *arguments: Any) -> None:
+        self.reduced = call, arguments
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self.reduced
 
 
 def damage(path: Path, draw: random.Random) -> None:

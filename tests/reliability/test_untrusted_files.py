@@ -8,14 +8,13 @@ import shlex
 import shutil
 import subprocess
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import transformers
-from damage import HOSTILE_VALUES, TRIES, assert_clean_end, attack_json, damage, replace, run_bounded
+from damage import HOSTILE_VALUES, TRIES, Bomb, assert_clean_end, attack_json, damage, replace, run_bounded
 from hugging_face_folders import TOLERANCE, write_model
 from interrupted_run import checkpoint, flags_command
 from safetensors.torch import load_file, save_file
@@ -25,16 +24,6 @@ from tiny_runs import ROOT
 
 from amos_fairseq.checkpoints.read import load_checkpoint
 from amos_fairseq.text.tokenization.fast_tokenizer import ABSENT, row_map
-
-
-class Bomb:
-    """An object whose loading creates a file."""
-
-    def __init__(self, call: Callable[..., Any], *arguments: Any) -> None:
-        self.reduced = call, arguments
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return self.reduced
 
 
 def bombs_of_pickle(canary: Path) -> list[Bomb]:
