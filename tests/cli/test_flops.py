@@ -8,7 +8,7 @@ import pytest
 import torch
 from failures import error_line
 from omegaconf import OmegaConf
-from saved_models import write_run
+from saved_models import change_checkpoint, write_run
 
 from amos_fairseq.cli.main import main
 from amos_fairseq.flops import training_flops
@@ -43,7 +43,7 @@ def test_run_is_counted_with_its_own_settings_and_vocabulary(capsys: pytest.Capt
     write_run(tmp_path)
     state = torch.load(tmp_path / "checkpoint_last.pt", weights_only=True)
     settings = OmegaConf.to_container(compose_recipe("amos_tiny", ["dataset.batch_size=2"]))
-    torch.save(state | {"cfg": settings | {"model": state["cfg"]["model"]}}, tmp_path / "checkpoint_last.pt")
+    change_checkpoint(tmp_path, cfg=settings | {"model": state["cfg"]["model"]})
     counted = flops(capsys, str(tmp_path), "--set", "optimization.max_update=11")
     assert (counted["embedding_rows"], counted["max_update"], counted["tokens_per_sequence"]) == (64, 11, 64)
     assert counted["training"]["total"] == 11 * counted["training"]["per_update"] > 0

@@ -8,9 +8,8 @@ import re
 import shutil
 
 import pytest
-import torch
 from failures import full_disk
-from saved_models import write_run
+from saved_models import change_checkpoint, write_run
 
 from amos_fairseq.checkpoints.read import load_checkpoint
 from amos_fairseq.cli.main import main
@@ -149,9 +148,8 @@ def refused(run, tmp_path_factory):
     write_run(directory / "amos", "amos")
     write_run(directory / "tuned", "electra", classes=2)
     shutil.copytree(run, directory / "nan")
-    state = torch.load(directory / "nan" / "checkpoint_last.pt", weights_only=True)
-    state["model"]["mlm_head.bias"].fill_(math.nan)
-    torch.save(state, directory / "nan" / "checkpoint_last.pt")
+    weights = load_checkpoint(run).model.state_dict()
+    change_checkpoint(directory / "nan", model=weights | {"mlm_head.bias": weights["mlm_head.bias"] + math.nan})
     return directory
 
 
@@ -173,15 +171,11 @@ def test_windows_are_bounded_by_their_work():
 PAIRS = [("the quick fox", "the quick end"), ("a lazy dog jumps", "a lazy dog over"), ("the  end", "the end")]
 
 
-def write_pairs(file):
-    lines = [json.dumps({"sentence_good": good, "sentence_bad": bad}) + "\n" for good, bad in PAIRS]
-    file.write_text("".join(lines), encoding="utf-8")
-    return file
-
-
 def test_accuracy_on_pairs_is_that_of_the_scores_of_lines(run, tmp_path, capsys):
     """PLLs equal those of the command without --pairs, and so does the accuracy that follows from them."""
-    pairs, out, text = write_pairs(tmp_path / "pairs.jsonl"), tmp_path / "out.json", tmp_path / "text.txt"
+    pairs, out, text = tmp_path / "pairs.jsonl", tmp_path / "out.json", tmp_path / "text.txt"
+    lines = [json.dumps({"sentence_good": good, "sentence_bad": bad}) + "\n" for good, bad in PAIRS]
+    pairs.write_text("".join(lines), encoding="utf-8")
     text.write_text("".join(f"{line}\n" for pair in PAIRS for line in pair), encoding="utf-8")
     main(["score", str(run), str(text)])
     plls = [float(row[1]) for row in table(capsys.readouterr().out)]

@@ -4,6 +4,7 @@ import contextlib
 import io
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -238,15 +239,6 @@ def test_an_overflow_is_seen_in_the_sum() -> None:
     assert optimizer.scaler.loss_scale == 4
 
 
-class TrainerOf:
-    """The attributes of fairseq's trainer that the exchange uses."""
-
-    def __init__(self, model: nn.Module, cfg: Any, world_size: int) -> None:
-        self.cfg, self.data_parallel_world_size = cfg, world_size
-        self.data_parallel_process_group = distributed.group.WORLD if world_size > 1 else None
-        self.model = model
-
-
 def exchange(rank: int, directory: str) -> None:
     """Two updates of one rank in each precision; the gradients of its masters are saved."""
     found = {precision: sums_of_updates(rank, precision) for precision in DTYPES}
@@ -259,8 +251,9 @@ def sums_of_updates(rank: int, precision: str, update_freq: int = 4) -> list[tor
     arguments.gradient_as_bucket_view = precision == "fp16"
     own = linear(DTYPES[precision])
     model = DistributedFairseqModel(arguments, own, distributed.group.WORLD, torch.device("cpu"))
-    trainer = TrainerOf(model, configuration(precision, "grouped_adam", update_freq), world_size=2)
-    found = []
+    cfg = configuration(precision, "grouped_adam", update_freq)
+    trainer = SimpleNamespace(model=model, cfg=cfg, data_parallel_world_size=2)
+    trainer.data_parallel_process_group, found = distributed.group.WORLD, []
     for sums in (can_sum(trainer), can_sum(trainer)):  # as after a resume, which must not register a second hook
         trainer.optimizer = optimizer_of(own, precision, sums)
     for update in range(2):
@@ -293,8 +286,8 @@ def test_two_ranks_exchange_float32_sums(tmp_path: Path) -> None:
 def test_configurations_that_sum_in_float32(world_size, update_freq, hook, expected, caplog) -> None:
     """Alone always; on several ranks only where there is a sum, and DistributedDataParallel to exchange it."""
     assert distributed_model(nn.Linear(2, 2)) is None
-    trainer = TrainerOf(nn.Linear(2, 2), configuration(update_freq=update_freq, ddp_comm_hook=hook), 1)
-    trainer.data_parallel_world_size = world_size
+    cfg = configuration(update_freq=update_freq, ddp_comm_hook=hook)
+    trainer = SimpleNamespace(model=nn.Linear(2, 2), cfg=cfg, data_parallel_world_size=world_size)
     assert can_sum(trainer) is expected
     assert ("added up in 16 bits" in caplog.text) == (world_size > 1 and update_freq > 1)
 

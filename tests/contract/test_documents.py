@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 from fairseq import options
+from source_imports import parsed
 from tiny_runs import ROOT, run_process
 
 from amos_fairseq.cli.main import build_parser
@@ -148,8 +149,7 @@ def test_tests_that_run_commands_exist_and_no_entry_is_unused():
 
 @cache
 def functions_of(file: str) -> set[str]:
-    tree = ast.parse((ROOT / file).read_bytes())
-    return {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+    return {node.name for node in ast.walk(parsed(ROOT / file)) if isinstance(node, ast.FunctionDef)}
 
 
 def test_flags_of_fairseq_train_are_known():

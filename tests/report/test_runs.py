@@ -1,7 +1,7 @@
 """What the report reads of runs: their cost, and models that are not shown."""
 
 import torch
-from saved_models import CORPUS, add_settings, write_run
+from saved_models import CORPUS, add_settings, change_checkpoint, write_run
 
 from amos_fairseq.flops import read_configuration, training_flops
 from amos_fairseq.report.runs import read_runs
@@ -14,7 +14,7 @@ def test_flops_of_a_run_with_a_budget_of_time(tmp_path):
     per_update = training_flops(*read_configuration(str(run))).per_update
     state = torch.load(run / "checkpoint_last.pt", weights_only=True)
     state["cfg"]["optimization"]["max_update"] = 0
-    torch.save(state | {"extra_state": {"previous_training_time": 1250.0}}, run / "checkpoint_last.pt")
+    change_checkpoint(run, cfg=state["cfg"], extra_state={"previous_training_time": 1250.0})
     (found,) = read_runs([run], CORPUS[0], CORPUS[:1])
     assert (found.flops_per_update, found.seconds) == (per_update, 1250)
 
