@@ -56,10 +56,7 @@ MISTAKES = {
 
 @pytest.mark.parametrize("command", MISTAKES)
 def test_mistakes_end_before_the_imports(command: str, tmp_path: Path, monkeypatch, capsys) -> None:
-    def register() -> None:
-        raise AssertionError("PyTorch and fairseq would be imported")
-
-    monkeypatch.setattr(amos_fairseq, "register", register)
+    monkeypatch.setattr(amos_fairseq, "register", None)  # it would import PyTorch and fairseq
     monkeypatch.chdir(tmp_path)
     Path("rows.tsv").write_text("text\tlabel\nfine\tgood\npoor\tbad\n")
     Path("other.tsv").write_text("text\tclass\nfine\tgood\n")

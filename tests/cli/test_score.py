@@ -8,7 +8,7 @@ import re
 import shutil
 
 import pytest
-from failures import full_disk
+from failures import error_line, full_disk
 from saved_models import change_checkpoint, write_run
 
 from amos_fairseq.checkpoints.read import load_checkpoint
@@ -118,18 +118,11 @@ GOOD = '{"sentence_good": "the fox", "sentence_bad": "the dog"}'
 def test_mistakes_are_one_line(refused, monkeypatch, capsys, arguments, code, named):
     monkeypatch.chdir(refused)
     before = sorted(refused.rglob("*"))
-    assert main_exit(["score", *arguments.split()]) == code
-    line = capsys.readouterr().err.strip().splitlines()[-1]
+    line = error_line(capsys, main, "score", *arguments.split(), reports_progress=True)
+    assert line.startswith({1: "amos_fairseq: ", 2: "amos score: "}[code])
     assert re.search(named, line)
     assert line.isprintable()
     assert sorted(refused.rglob("*")) == before
-
-
-def main_exit(arguments: list[str]) -> int:
-    try:
-        return main(arguments)
-    except SystemExit as ended:
-        return ended.code
 
 
 @pytest.fixture(scope="module")

@@ -115,15 +115,6 @@ def test_gradients_that_differ_stop_the_run(mine, other, message, monkeypatch: p
         distribution.check_gradient_norms(None, trainer, torch.tensor(mine, dtype=torch.float64))
 
 
-def test_collective_operations_of_one_process() -> None:
-    assert from_first_rank(lambda: {"path": "last.pt"}) == {"path": "last.pt"}
-    raise_on_every_rank(None)
-    with pytest.raises(ZeroDivisionError):
-        from_first_rank(lambda: 1 / 0)
-    with pytest.raises(CollapsedError, match=r"^flat$"):
-        raise_on_every_rank("flat", CollapsedError)
-
-
 class CannotBePickled(OSError):
     """As exceptions of libraries that hold a lock or a file."""
 

@@ -59,17 +59,13 @@ def run_there(environment: Path, folder: Path, *command: str) -> subprocess.Comp
     return result
 
 
-def files_of_package() -> set[str]:
-    """Every module of the checkout, its recipes and tables, as a wheel names them."""
-    paths = [path for path in (ROOT / "amos_fairseq").rglob("*") if path.parent.name != "__pycache__"]
-    return {str(path.relative_to(ROOT)) for path in paths if path.is_file()} | {"amos_start.py"}
-
-
 @pytest.mark.slow
 def test_wheel_holds_the_package_and_nothing_else(wheel: Path):
+    """Every module of the checkout, its recipes and tables."""
     with zipfile.ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
-    assert names == files_of_package()
+    paths = [path for path in (ROOT / "amos_fairseq").rglob("*") if path.parent.name != "__pycache__"]
+    assert names == {str(path.relative_to(ROOT)) for path in paths if path.is_file()} | {"amos_start.py"}
 
 
 # The installed command, called several times by one Python: starting one takes seconds.
