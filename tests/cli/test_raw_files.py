@@ -125,7 +125,10 @@ def test_tests_sets_of_glue_can_be_added_to_results(planned, tmp_path, capsys) -
 def test_what_cannot_be_used_is_refused_in_one_line(start, tmp_path, capsys) -> None:
     raw = write_columns(tmp_path / "train.txt", make_sentences())
     few = write_columns(tmp_path / "few.txt", make_sentences(9))
+    bare = shutil.copytree(start, tmp_path / "bare", ignore=shutil.ignore_patterns("tokenizer"))
+    of_bare = ["--checkpoint", bare, "--train", raw, "--dev", raw]
     for command, flags, reason in (
+        ("tag", of_bare, "bare/tokenizer holds no tokenizer: expected "),
         ("tag", [], "give either raw files as --train FILE [--dev FILE], or prepared ones as --data DIR"),
         ("squad", ["--train", "a"], "give either raw files as --train FILE --dev FILE, or"),
         ("tag", ["--train", few], "few.txt has 9 different sentences, too few to choose dev sentences: give --dev"),
@@ -136,7 +139,3 @@ def test_what_cannot_be_used_is_refused_in_one_line(start, tmp_path, capsys) -> 
         arguments = [command, "--checkpoint", start, "--out", tmp_path / "out", "--cpu", *flags]
         assert reason in error_line(capsys, main, *arguments, reports_progress=True), flags
         assert not (tmp_path / "out").exists()
-    bare = shutil.copytree(start, tmp_path / "bare", ignore=shutil.ignore_patterns("tokenizer"))
-    arguments = ["tag", "--checkpoint", bare, "--out", tmp_path / "out", "--cpu", "--train", raw, "--dev", raw]
-    line = error_line(capsys, main, *arguments, reports_progress=True)
-    assert "bare/tokenizer holds no tokenizer: expected " in line

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_runs import run_script
+from tiny_runs import ROOT, run_script
 
 from amos_fairseq.checkpoints.read import read_state
 
@@ -79,8 +79,7 @@ def test_a_sweep_in_the_interpreter(tmp_path: Path) -> None:
         'set -e\nsource "$1/examples/environment.sh"\nprepare_environment\n'
         'python "$1/examples/benchmark/gpu/sweep.py" sweep --device cpu --out "$2"\n'
     )
-    root = Path(__file__).resolve().parents[2]
-    result = run_script(str(script), tmp_path, root, tmp_path, **folders)
+    result = run_script(str(script), tmp_path, ROOT, tmp_path, **folders)
     assert result.returncode == 0, result.stderr[-3000:]
     records = [json.loads(line) for line in (tmp_path / "sweep.jsonl").open()]
     assert {record["status"] for record in records} == {"ok"}

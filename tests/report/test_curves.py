@@ -9,6 +9,8 @@ import pytest
 
 from amos_fairseq.report import curves as plotting
 
+BY_DEPTH, AUC = (panel for panel in plotting.PANELS if panel.key in ("mlm_loss_", "rtd_auc"))
+
 
 def record(split, update, depths=(1, 2), **values):
     per_depth = {f"mlm_loss_{d}": 5.0 - d - update / 100 for d in depths} | {f"mixture_{d}": d / 10 for d in depths}
@@ -57,9 +59,8 @@ def test_unigram_entropy_is_a_line_for_each_text(save_dir, tmp_path):
         others.append(write(tmp_path / name, *(record("valid", 10, **value) for value in values)))
     with (save_dir / "metrics.jsonl").open("a") as log:
         log.write(json.dumps(record("valid", 40, unigram_entropy=6.125)) + "\n")
-    panel = next(panel for panel in plotting.PANELS if panel.key == "mlm_loss_")
     _, ax = plt.subplots()
-    plotting.draw_panel(ax, panel, plotting.read_curves([save_dir, *others]))
+    plotting.draw_panel(ax, BY_DEPTH, plotting.read_curves([save_dir, *others]))
     plt.close()
     levels = [line.get_ydata()[0] for line in ax.get_lines() if line.get_linestyle() == ":"]
     assert levels[-2:] == [5.5, 6.125]
@@ -95,8 +96,7 @@ def test_a_figure_has_the_curves_of_all_runs(save_dir, tmp_path):
     """Training as a line and validation as a marker, for each run and depth."""
     other = write(tmp_path / "$other", record("train", 10), record("valid", 30))
     curves = plotting.read_curves([save_dir, other])
-    panels = [panel for panel in plotting.PANELS if panel.key in ("mlm_loss_", "rtd_auc")]
-    figure = plotting.panels_figure(panels, curves)
+    figure = plotting.panels_figure([BY_DEPTH, AUC], curves)
     by_depth, auc = figure.axes
     assert [list(line.get_xdata()) for line in by_depth.get_lines()] == [[10, 20, 30], [30]] * 2 + [[10], [30]] * 2
     assert [text.get_text() for text in by_depth.get_legend().get_texts()] == ["depth 1", "depth 2"]
@@ -110,8 +110,7 @@ def test_a_legend_of_many_depths_has_eight_and_few_values_are_points(tmp_path):
     depths = range(1, 23)
     for records in (1, 2, 31):
         run = write(tmp_path / str(records), *(record("train", 10 * n, depths) for n in range(1, records + 1)))
-        panels = [panel for panel in plotting.PANELS if panel.key in ("mlm_loss_", "rtd_auc")]
-        by_depth, auc = plotting.panels_figure(panels, plotting.read_curves([run])).axes
+        by_depth, auc = plotting.panels_figure([BY_DEPTH, AUC], plotting.read_curves([run])).axes
         names = [text.get_text() for text in by_depth.get_legend().get_texts()]
         assert names == [f"depth {n}" for n in (1, 4, 7, 10, 13, 16, 19, 22)]
         colours = [handle.get_color() for handle in by_depth.get_legend().legend_handles]
