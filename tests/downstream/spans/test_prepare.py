@@ -75,7 +75,6 @@ def test_refusals(data, tmp_path, capsys):
         ([tmp_path / "text.json", source, tokenizer, out], "text.json does not have the layout (is not JSON"),
         ([source, tmp_path / "absent.json", tokenizer, out], "absent.json: no such file"),
         ([source, source, tmp_path / "absent", out], "absent holds no tokenizer"),
-        ([tmp_path / "text.json", source, tokenizer, data], "is not empty, and was not made of these"),
     ):
         assert message in error_line(capsys, main, *arguments, reports_progress=True), arguments
     assert not out.exists()

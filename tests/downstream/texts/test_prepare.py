@@ -99,15 +99,6 @@ def test_numbers_keep_their_values(tmp_path):
     assert (directory / "input1" / "train.bin").is_file()
 
 
-def test_whole_numbers_of_a_table_with_a_gap_are_the_same_classes(tmp_path):
-    """pandas writes 0.0 and 1.0 where a label is missing, 0 and 1 elsewhere."""
-    train, dev = ([(f"text {i}", label) for i, label in enumerate(own)] for own in (["0.0", "1.0", ""], ["1", "0"]))
-    files = [write_csv(tmp_path / name, ["text", "label"], rows) for name, rows in (("a.csv", train), ("b.csv", dev))]
-    directory, record = prepared(tmp_path, Tables(*files, ("text",), "label"))
-    assert record["labels"] == ["0", "1"]
-    assert read_targets(directory, "valid", record).tolist() == [1, 0]
-
-
 def test_dev_rows_are_a_tenth_and_share_no_text(tmp_path):
     rows = [(f"text {i % 150}", "ab"[i % 2]) for i in range(200)]
     read = read_rows(write_csv(tmp_path / "t.csv", ["text", "label"], rows), ("text",), "label")
@@ -116,8 +107,6 @@ def test_dev_rows_are_a_tenth_and_share_no_text(tmp_path):
     assert not set(train.texts) & set(dev.texts)
     assert Counter(train.ids + dev.ids) == Counter(read.ids)
     assert [part.ids for part in split_off_dev(read, "classes")] == [train.ids, dev.ids]
-    with pytest.raises(UserError, match="has 2 different texts of 2 classes, too few to choose dev texts: give --dev"):
-        split_off_dev(read.choose([0, 1]), "classes")
 
 
 def test_dev_rows_keep_the_shares_of_classes():

@@ -131,7 +131,6 @@ def test_refusals(data, tmp_path, capsys):
     marks = write_columns(tmp_path / "marks.txt", [[("a", "X", "(PER*"), ("b", "X", "*)"), ("c", "X", "*")]] * 2)
     for train, dev, target, flags, message in (
         (marks, marks, out, ["--columns", "word,pos,ner"], "the label (PER* is a bracket of CoNLL-2012: convert"),
-        (source, source, data, ["--column", "2"], "is not empty, and was not made of these files"),
         (source, source, out, ["--column", "x"], "no column x: give --column with one of 2, label"),
         (
             source,
