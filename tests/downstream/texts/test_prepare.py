@@ -159,26 +159,6 @@ def test_rows_that_show_no_text_are_left_out(tmp_path):
     assert (train.texts + dev.texts).count(("", "x")) == 7
 
 
-@pytest.mark.parametrize(
-    ("cells", "place"),
-    [
-        ([b"neg", b"p\xf6s"] * 6, "is damaged or not what its name says .*utf-8"),
-        ([{"a": 1}, {"a": 2}] * 6, "line 1, column label: the label .* is not one of"),
-        ([[("a", 1)], [("b", 2)]] * 6, "line 1, column label: the label .* is not one of"),
-        ([[["a"]], [["b"]]] * 6, "line 1, column label: the label .* is not one of"),
-    ],
-)
-def test_cells_of_parquet_that_are_no_label(cells, place, tmp_path):
-    pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-    kind = pa.map_(pa.string(), pa.int64()) if isinstance(cells[0], list) and isinstance(cells[0][0], tuple) else None
-    columns = {"text": [f"text {number}".encode() for number in range(12)], "label": pa.array(cells, kind)}
-    parquet.write_table(pa.table(columns), tmp_path / "t.parquet")
-    with pytest.raises(UserError, match=place):
-        Tables(tmp_path / "t.parquet").check().read()
-    with pytest.raises(UserError, match=r"t\.parquet, line 1: label is a list or an object: give a column of|utf-8"):
-        read_rows(tmp_path / "t.parquet", ["label"], "text")
-
-
 def test_bytes_are_texts_and_names(tmp_path):
     pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     texts = [f"caf\u00e9 {number}" for number in range(12)]
@@ -189,6 +169,8 @@ def test_bytes_are_texts_and_names(tmp_path):
     train, dev = splits.values()
     assert sorted(train.texts + dev.texts) == sorted((text,) for text in texts)
     assert space.names == ["ja", "n\u00f6"]
+    with pytest.raises(UserError, match=r"is damaged or not what its name says .*utf-8"):
+        Tables(tmp_path / "t.parquet", label="image").check().read()
 
 
 def test_labels_that_are_written_in_another_way_on_dev(tmp_path):

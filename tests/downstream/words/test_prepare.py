@@ -5,22 +5,16 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
 from failures import error_line
 from fairseq.data.indexed_dataset import MMapIndexedDataset
 from preparing import prepare
-from synthetic_tagging import NAMES_OF_COLUMNS, make_sentences, prepare_tagging, write_columns, write_conllu
+from synthetic_tagging import NAMES_OF_COLUMNS, make_sentences, write_columns, write_conllu
 
 from amos_fairseq.downstream.words.dataset import Column
 from amos_fairseq.downstream.words.prepare import WordSource, prepare_tagging_inside
 from amos_fairseq.text.tokenization import load_tokenizer
 
 main = prepare("tagging")
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory) -> Path:
-    return prepare_tagging(tmp_path_factory.mktemp("tagging"))
 
 
 def words_of(data: Path, split: str) -> list[list[str]]:

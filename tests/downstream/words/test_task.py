@@ -8,7 +8,6 @@ import pytest
 import torch
 from fine_tuning_tasks import build_amos, set_up
 from small_models import logged
-from synthetic_tagging import prepare_tagging
 from torch import tensor
 
 from amos_fairseq.data import block_iterator
@@ -21,11 +20,6 @@ from amos_fairseq.downstream.words.task import (
     SequenceTaggingCriterion,
     SequenceTaggingTask,
 )
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    return prepare_tagging(tmp_path_factory.mktemp("tagging"))
 
 
 def make_task(data, split: str, **settings) -> SequenceTaggingTask:

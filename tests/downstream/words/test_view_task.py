@@ -20,11 +20,6 @@ def ner(tmp_path_factory):
     return prepare_tagging(tmp_path_factory.mktemp("ner"), "--labeled", "10", "--unlabeled", "rest")
 
 
-@pytest.fixture(scope="module")
-def pos(tmp_path_factory):
-    return prepare_tagging(tmp_path_factory.mktemp("pos"), "--column", "pos")
-
-
 def make_task(*data, **settings) -> SequenceTaggingTask:
     given = {"tokens_per_sentence": 40, "max_update": 10, "total_num_update": 0} | settings
     task = set_up("sequence_tagging", ":".join(map(str, data)), **given)
