@@ -1,14 +1,12 @@
-"""``amos prepare squad``: its files, counts and errors; answers aligned to tokens."""
+"""``amos prepare squad``: its files and counts; answers aligned to tokens."""
 
 import random
 from pathlib import Path
 
 import numpy as np
 import pytest
-from failures import error_line
 from fairseq.data import Dictionary
 from hugging_face_folders import train_wordpiece
-from preparing import prepare
 from synthetic_squad import make_squad, prepare_squad, word
 
 from amos_fairseq.downstream.spans.dataset import SquadSplit
@@ -17,8 +15,6 @@ from amos_fairseq.inputs.question_files import MANIFEST, Answer
 from amos_fairseq.text.prepared_data import read_manifest
 from amos_fairseq.text.tokenization import load_tokenizer
 from amos_fairseq.text.vocabulary import learn_tokenizer
-
-main = prepare("squad")
 
 SQUAD = make_squad()
 
@@ -65,19 +61,6 @@ def test_inexact_answers_are_counted(tmp_path):
     split = SquadSplit(data, "train")
     assert [not example.spans for example in split.examples[:3]] == [True, False, False]
     assert split.examples[2].answers[0].text == third["answers"][0]["text"]
-
-
-def test_refusals(data, tmp_path, capsys):
-    """One line that names the file and what is wrong; nothing is left of OUT."""
-    source, tokenizer, out = data.parent / "squad.json", data.parent / "tokenizer", tmp_path / "out"
-    (tmp_path / "text.json").write_text("no json")
-    for arguments, message in (
-        ([tmp_path / "text.json", source, tokenizer, out], "text.json does not have the layout (is not JSON"),
-        ([source, tmp_path / "absent.json", tokenizer, out], "absent.json: no such file"),
-        ([source, source, tmp_path / "absent", out], "absent holds no tokenizer"),
-    ):
-        assert message in error_line(capsys, main, *arguments, reports_progress=True), arguments
-    assert not out.exists()
 
 
 CONTEXT = "In  the 1910s, «Zoë» ate ½ ﬁsh\u00a0(cafe\u0301-style) for $5.50; 中国 won 24\u201310.\nEnd"
