@@ -217,28 +217,20 @@ def test_values_of_json_that_are_no_text(results, tmp_path, capsys):
     assert "left out: 3 without text\n" in capsys.readouterr().err
 
 
-def test_texts_inside_of_objects(results, tmp_path):
+def test_tables_without_a_header_and_texts_inside_of_objects(results, tmp_path):
     """The labels of the same texts in a column of their own; the objects stay as they are."""
-    for name, rows in (
-        ("in", [{"meta": {"body": text}} for text in TEXTS]),
-        ("own", [{"text": text} for text in TEXTS]),
-    ):
-        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-        label(
-            results, tmp_path / f"{name}.jsonl", tmp_path / f"{name}_l.jsonl", ["meta.body"] if name == "in" else None
-        )
-    inside, own = (read_jsonl(tmp_path / f"{name}_l.jsonl") for name in ("in", "own"))
-    assert [row.pop("meta")["body"] for row in inside] == [row.pop("text") for row in own] == TEXTS
-    assert inside == own
-
-
-def test_a_table_without_a_header(results, tmp_path):
-    (tmp_path / "t.tsv").write_text("".join(f"{n}\t{text}\n" for n, text in enumerate(TEXTS)))
-    with pytest.raises(UserError, match="no column 'text', it has 0, the quick fox"):
+    (tmp_path / "own.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
+    (tmp_path / "t.tsv").write_text("".join(f"x\t{text}\n" for text in TEXTS))
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps({"meta": {"body": text}}) + "\n" for text in TEXTS))
+    with pytest.raises(UserError, match="no column 'text', it has x, the quick fox"):
         label(results, tmp_path / "t.tsv", tmp_path / "l.jsonl")
-    assert label(results, tmp_path / "t.tsv", tmp_path / "l.jsonl", ["2"], no_header=True) == len(TEXTS)
-    rows = read_jsonl(tmp_path / "l.jsonl")
-    assert [row["2"] for row in rows] == TEXTS
+    found = []
+    for name, texts in (("own.jsonl", None), ("t.tsv", ["2"]), ("in.jsonl", ["meta.body"])):
+        assert label(results, tmp_path / name, tmp_path / "l.jsonl", texts, no_header=name == "t.tsv") == len(TEXTS)
+        found.append(read_jsonl(tmp_path / "l.jsonl"))
+    assert [row.pop("text") for row in found[0]] == [row.pop("2") for row in found[1]] == TEXTS
+    assert [row.pop("meta")["body"] for row in found[2]] == TEXTS
+    assert found[0] == [row for row in found[1] if row.pop("1")] == found[2]
 
 
 def test_the_header_is_that_of_the_training_table(start, fake_training, tmp_path):

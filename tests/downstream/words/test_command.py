@@ -106,19 +106,17 @@ def test_a_constant_label_and_sentences_that_train_too(session, data, pos, tmp_p
     assert (of_pos.num_scored, of_pos.scores) == (len(tags), {f"most frequent label ({most})": {"accuracy": share}})
     (scores,) = of_ner.scores.values()
     assert scores.keys() == {"f1", "precision", "recall", "accuracy"}
-    for name, content, message in (
-        ("other.jsonl", '{"tokens": ["a"], "pos": ["NOUN"]}\n', "other.jsonl has no column 'ner', it has tokens, pos"),
-        (
-            "label.txt",
-            "a\tNOUN\n\n",
-            "label.txt has no column pos: give --column with one of label, or its names as --columns",
-        ),
+    names, no_span = (
+        ["word", "pos", "ner"],
+        "line 1: the label 'PERSON' of the word 'a' marks no span, as the others do",
+    )
+    for name, content, columns, message in (
+        ("t.jsonl", '{"tokens": ["a"], "pos": ["NOUN"]}\n', None, "t.jsonl has no column 'ner', it has tokens, pos"),
+        ("t.txt", "a\tNOUN\n\n", None, "t.txt has no column pos: give --column with one of label, or its names as --c"),
+        ("t.txt", "a\tNOUN\tPERSON\n\n", names, no_span),
     ):
         (tmp_path / name).write_text(content)
         with pytest.raises(UserError, match=message):
-            both.read_test(tmp_path / name, None)
-    (tmp_path / "test.txt").write_text("a\tNOUN\tPERSON\n\n")
-    with pytest.raises(UserError, match="line 1: the label 'PERSON' of the word 'a' marks no span, as the others do"):
-        both.read_test(tmp_path / "test.txt", ["word", "pos", "ner"])
+            both.read_test(tmp_path / name, columns)
     alone = open_tagging(session, [pos], trials)
     assert list(alone.constants()) == ["tagging-pos"]
