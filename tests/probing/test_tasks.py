@@ -90,24 +90,21 @@ def test_odd_words(tmp_path: Path):
 
 def test_bad_files_and_flags_are_one_line_and_nothing_is_left(tmp_path: Path, capsys):
     path, wrong_heads = tmp_path / "file.txt", ("x", "2", "9" * 5000)
-    for flag, content, reason in (
-        ("--relations", SEMEVAL.replace("2\t", "2 "), "line 5: expected a number, a tab"),
-        ("--relations", SEMEVAL.replace("lid", "lid</e1> <e1>"), "a sentence with one <e1>...</e1> and one <e2>"),
-        ("--relations", SEMEVAL.replace("\nOther", "\n\nOther"), "Cause-Effect(e1,e2) or Other; got ''"),
-        ("--chunks", "a b c\nd e\n", "line 2: 2 columns"),
-        ("--chunks", CHUNKS.replace("B-NP", "NP"), "file.txt: the last column does not mark chunks"),
-        ("--chunks", "a NN B-NP\nb NN B-NP\n\n", "chunks: the training targets have only the label NP: there is"),
-        *(("--treebank", CONLLU.replace("4\tcop", f"{h}\tcop"), f"line 4: the head '{h[:18]}") for h in wrong_heads),
-        ("--chunks", CHUNKS.replace("VP", "V" * 5000) * 20, "file.txt: 'VVVV"),
+    for flag, content, num_files, reason in (
+        ("--relations", SEMEVAL.replace("2\t", "2 "), 3, "line 5: expected a number, a tab"),
+        ("--relations", SEMEVAL.replace("lid", "lid</e1> <e1>"), 3, "a sentence with one <e1>...</e1> and one <e2>"),
+        ("--relations", SEMEVAL.replace("\nOther", "\n\nOther"), 3, "Cause-Effect(e1,e2) or Other; got ''"),
+        ("--chunks", "a b c\nd e\n", 3, "line 2: 2 columns"),
+        ("--chunks", CHUNKS.replace("B-NP", "NP"), 3, "file.txt: the last column does not mark chunks"),
+        ("--chunks", "a NN B-NP\nb NN B-NP\n\n", 3, "chunks: the training targets have only the label NP: there is"),
+        *(("--treebank", CONLLU.replace("4\tcop", f"{h}\tcop"), 3, f"line 4: the head '{h[:18]}") for h in wrong_heads),
+        ("--chunks", CHUNKS.replace("VP", "V" * 5000) * 20, 3, "file.txt: 'VVVV"),
+        ("--chunks", CHUNKS, 1, "give --treebank, --chunks or --relations with two or three files"),
+        ("--chunks", CHUNKS, 2, "chunks: the valid split has no target: give a longer file"),
     ):
         write(tmp_path, "file.txt", content)
-        assert reason in error_line(capsys, main, tmp_path / "out", flag, path, path, path, reports_progress=True)
-    write(tmp_path, "file.txt", CHUNKS)
-    for flags, reason in (
-        (["--chunks", path], "give --treebank, --chunks or --relations with two or three files"),
-        (["--chunks", path, path], "chunks: the valid split has no target: give a longer file"),
-    ):
-        assert reason in error_line(capsys, main, tmp_path / "out", *flags, reports_progress=True)
+        arguments = [tmp_path / "out", flag, *[path] * num_files]
+        assert reason in error_line(capsys, main, *arguments, reports_progress=True)
     assert [left.name for left in tmp_path.iterdir()] == ["file.txt"]
 
 

@@ -1,7 +1,6 @@
 """``amos prepare squad``: its files and counts; answers aligned to tokens."""
 
 import random
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,18 +15,13 @@ from amos_fairseq.text.prepared_data import read_manifest
 from amos_fairseq.text.tokenization import load_tokenizer
 from amos_fairseq.text.vocabulary import learn_tokenizer
 
-SQUAD = make_squad()
 
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory) -> Path:
-    return prepare_squad(tmp_path_factory.mktemp("squad"), SQUAD)
-
-
-def test_files_have_every_question_and_paragraph(data):
+def test_files_have_every_question_and_paragraph(tmp_path):
     """Ids of the tokenizer and fairseq's dictionary, one text at a time, and the tokenizer's offsets."""
+    squad = make_squad()
+    data = prepare_squad(tmp_path, squad)
     tokenizer, dictionary = load_tokenizer(data / "tokenizer"), Dictionary.load(str(data / "dict.txt"))
-    paragraphs = SQUAD["data"][0]["paragraphs"]
+    paragraphs = squad["data"][0]["paragraphs"]
     for name in ("train", "valid"):
         split = SquadSplit(data, name)
         asked = [(number, q) for number, paragraph in enumerate(paragraphs) for q in paragraph["qas"]]

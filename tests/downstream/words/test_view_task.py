@@ -157,12 +157,6 @@ def test_word_dropout_alone_begins_after_the_start(ner):
         assert (float(loss.detach()) != float(log.get("_labeled_loss", log["loss"]))) == begins
 
 
-@pytest.fixture(scope="module")
-def pos_and_more(tmp_path_factory):
-    """Parts of speech of 20 sentences, and 20 without."""
-    return prepare_tagging(tmp_path_factory.mktemp("more"), "--column", "pos", "--labeled", "20", "--unlabeled", "rest")
-
-
 def test_several_columns_share_unlabeled_sentences(ner, pos):
     """10 sentences of entities, 40 of parts of speech: n = 40^0.25 |D|^0.75 = 14 and 40 an epoch; each unlabeled sentence
     has predictions for both columns, and each labeled one for its own."""
@@ -207,17 +201,18 @@ def test_several_columns_share_unlabeled_sentences(ner, pos):
         make_task(pos, views="full")
 
 
-def test_columns_with_unlabeled_sentences_of_their_own(ner, pos_and_more):
+def test_columns_with_unlabeled_sentences_of_their_own(ner, tmp_path):
     """n = 20^0.25 |D|^0.75 = 12 and 20 sentences an epoch, in updates of 8; 25 epochs of 32 read the 30 + 20 others 16 times.
     Two ranks read what one does, and so does a resume."""
-    task = make_task(ner, pos_and_more, views="full")
+    more = prepare_tagging(tmp_path, "--column", "pos", "--labeled", "20", "--unlabeled", "rest")
+    task = make_task(ner, more, views="full")
     data = task.datasets["train"]
     every = Counter(tuple(data.unlabeled[index]["tokens"].tolist()) for index in range(50))
     read = Counter()
     for epoch in range(1, 26):
         read.update(sentence for batch in epoch_batches(task, epoch, 8) for sentence in unlabeled_of(batch))
     assert read == Counter({sentence: 16 * count for sentence, count in every.items()})
-    alone = epoch_batches(make_task(ner, pos_and_more, views="full", update_freq=[2]), 3, 3)
+    alone = epoch_batches(make_task(ner, more, views="full", update_freq=[2]), 3, 3)
     parts = [epoch_batches(task, 3, 3, num_shards=2, shard_id=rank) for rank in (0, 1)]
     for number, batch in enumerate(alone):
         other = parts[number % 2][number // 2]
