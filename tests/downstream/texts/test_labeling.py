@@ -206,12 +206,18 @@ def test_every_row_of_the_table_is_one_of_the_result(results, tmp_path, capsys):
 
 
 def test_values_of_json_that_are_no_text(results, tmp_path, capsys):
-    """None, a key that is missing, and half of a surrogate pair have no label; a number is a text. JSON has no NaN."""
-    lines = ['{"text": null, "id": 1}', '{"id": 2}', '{"text": "half \\ud83d", "id": 3}']
+    """None, a key that is missing, and half of a surrogate pair have no label; a number is a text. JSON has no NaN. A key that
+    the last row alone has is a column, which pandas would read too."""
+    lines = [
+        *['{"text": "the dog"}'] * 150,
+        '{"text": null, "id": 1}',
+        '{"id": 2}',
+        '{"text": "half \\ud83d", "id": 3}',
+    ]
     lines += ['{"text": 7, "id": 4, "x": [NaN]}']
     (tmp_path / "t.jsonl").write_text("\n".join(lines))
-    assert label(results, tmp_path / "t.jsonl", tmp_path / "l.jsonl") == 4
-    rows = read_jsonl(tmp_path / "l.jsonl")
+    assert label(results, tmp_path / "t.jsonl", tmp_path / "l.jsonl") == 154
+    rows = read_jsonl(tmp_path / "l.jsonl")[150:]
     assert [(row["id"], row["x"]) for row in rows] == [(1, None), (2, None), (3, None), (4, [None])]
     assert [row["prediction"] is None for row in rows] == [True, True, True, False]
     assert "left out: 3 without text\n" in capsys.readouterr().err
