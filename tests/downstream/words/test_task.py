@@ -67,7 +67,7 @@ def test_nothing_is_computed_at_padding(data, packings):
     assert all(packing is not None for packing in packings)
 
 
-def test_the_head_reads_first_pieces(data):
+def test_the_head_reads_first_pieces_and_is_restored(data):
     """The logits of a word are dropout (off here) and one linear layer of the state at its first piece."""
     task = make_task(data, "valid")
     model = build_amos(task, pooler_dropout=0.3).eval()
@@ -80,6 +80,11 @@ def test_the_head_reads_first_pieces(data):
             torch.testing.assert_close(logits[row, word], expected)
     assert model.word_heads["ner_labels"].dropout.p == 0.3
     assert {parameter.param_group.depth for parameter in model.word_heads["ner_labels"].parameters()} == {0}
+    other = build_amos(task)
+    other.word_heads = torch.nn.ModuleDict()
+    other.register_heads_of(model.state_dict())
+    other.load_state_dict(model.state_dict(), strict=True)
+    assert torch.equal(other.eval()(**batch["net_input"]).logits["ner_labels"], logits)
 
 
 LABELS = ["B-X", "I-X", "O"]
