@@ -9,7 +9,7 @@ import torch
 from fairseq.tasks.sentence_prediction import SentencePredictionConfig, SentencePredictionTask
 from synthetic_glue import INFERENCE, change_task, session
 
-from amos_fairseq.checkpoints.read import load_checkpoint
+from amos_fairseq.checkpoints.read import load_checkpoint, read_state
 from amos_fairseq.downstream.model import TEXT_HEAD
 from amos_fairseq.downstream.prediction import batches
 from amos_fairseq.downstream.texts.command import read_text_data
@@ -73,6 +73,20 @@ def test_predictions_are_those_of_single_rows_through_the_model(data, tmp_path, 
                 assert row[2] == INFERENCE[label]
     right = [row[1] == row[2] for row in rows]
     assert read_result(directory).scores["accuracy_mm"] == pytest.approx(100 * sum(right) / len(right))
+
+
+def test_flags_describe_the_checkpoint_and_the_task(start, tmp_path, fake_training, glue):
+    glue(tmp_path, "CoLA", "STS-B")
+    (cola, sts), flag = fake_training.commands, fake_training.flag
+    settings = read_state(start / "checkpoint_last.pt")["cfg"]["model"]
+    for name in ("encoder_layers", "encoder_embed_dim", "max_positions", "layer_norm_eps", "relative_position_scheme"):
+        assert f"--{name.replace('_', '-')}={settings[name]}" in cola
+    assert flag(cola, "--arch") == "amos"
+    assert flag(cola, "--finetune-from-model") == str(start / "checkpoint_last.pt")
+    assert (flag(cola, "--best-checkpoint-metric"), flag(sts, "--best-checkpoint-metric")) == ("matthews", "spearman")
+    # 40 rows in batches of 32, ten epochs, a tenth of them rising; 20 rows in batches of 16
+    assert [flag(cola, f) for f in ("--total-num-update", "--warmup-updates", "--lr")] == ["20", "2", "2e-05"]
+    assert [flag(sts, f) for f in ("--total-num-update", "--warmup-updates", "--lr")] == ["20", "1", "4e-05"]
 
 
 def test_constants_by_hand(data):
