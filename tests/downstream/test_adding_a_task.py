@@ -19,17 +19,13 @@ from amos_fairseq.models.electra import ElectraConfig
 from amos_fairseq.text.encoding import BinarizedFile
 
 
-@pytest.fixture
-def parity(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """The module, registered as those of ``DOWNSTREAM_TASKS`` are."""
+def test_a_folder_and_a_name_make_a_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The module is imported from a folder, as those of ``DOWNSTREAM_TASKS`` are."""
     (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "adding_a_task.md").read_text("utf-8"), re.DOTALL)
     (tmp_path / "parity").mkdir()
     (tmp_path / "parity" / "task.py").write_text(code)
     monkeypatch.setattr(downstream, "__path__", [*downstream.__path__, str(tmp_path)])
-    return importlib.import_module("amos_fairseq.downstream.parity.task")
-
-
-def test_a_folder_and_a_name_make_a_task(parity, tmp_path: Path) -> None:
+    parity = importlib.import_module("amos_fairseq.downstream.parity.task")
     files = [f"amos_fairseq/downstream/{name.replace('.', '/')}.py" for name in amos_fairseq.DOWNSTREAM_TASKS]
     assert all((ROOT / file).is_file() for file in files)
     dictionary, draw = small_dictionary(), np.random.default_rng(1)

@@ -1,15 +1,12 @@
 """What the outputs of a head mean: tasks put it into their state, checkpoints have it, export and predictions read it there."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from failures import error_line
-from fine_tuning_tasks import build_amos, set_up
 from saved_models import write_run
-from synthetic_tagging import prepare_tagging
 
 from amos_fairseq.checkpoints.read import load_checkpoint
 from amos_fairseq.cli.main import main
@@ -28,34 +25,13 @@ def with_heads(run: Path, heads: Any) -> Path:
     return run
 
 
-def test_the_state_of_a_task_says_what_its_heads_predict(data, tmp_path):
-    """Plain values, which fairseq saves."""
-    words = prepare_tagging(tmp_path)
-    names = json.loads((words / "tagging.json").read_text())["labels"]
-    rte, numbers = ("classes", ["entailment", "not_entailment"], "RTE"), ("number", [], "STS-B")
-    for name, directories, expected in (
-        ("text_classification", data / "RTE", {TEXT_HEAD: rte}),
-        ("multi_task", f"{data / 'RTE'}:{data / 'STS-B'}", {"RTE": rte, "STS-B": numbers}),
-        ("sequence_tagging", words, {"ner_labels": ("spans", names, "ner")}),
-    ):
-        task = set_up(name, directories, max_update=0)
-        build_amos(task)
-        heads = json.loads(json.dumps(task.state_dict()["heads"]))
-        assert {head: (one["kind"], one["labels"], one["name"]) for head, one in heads.items()} == expected
-
-
-def test_a_checkpoint_says_what_its_heads_predict(tmp_path, capsys):
+def test_a_checkpoint_says_what_its_heads_predict(tmp_path):
     run = write_run(tmp_path / "run", classes=2)
     unnamed = HEAD | {"name": "", "labels": [], "text_columns": [], "header": True}
     assert vars(load_checkpoint(run).heads[TEXT_HEAD]) == unnamed
     assert vars(load_checkpoint(with_heads(run, {TEXT_HEAD: HEAD})).heads[TEXT_HEAD]) == HEAD | {"whole": frozenset()}
     with pytest.raises(UserError, match=r"has no head upos_labels \(it has sentence_classification_head\)"):
         load_checkpoint(run).head("upos_labels")
-    for kind, problem in (("classes", "single_label_classification"), ("labels", "multi_label_classification")):
-        with_heads(run, {TEXT_HEAD: HEAD | {"kind": kind}})
-        assert main(["export", str(run), str(tmp_path / kind), "--no-check"]) == 0
-        config = json.loads((tmp_path / kind / "config.json").read_text())
-        assert (config["problem_type"], config["id2label"]) == (problem, {"0": "no", "1": "yes"})
 
 
 # Of a stranger's checkpoint: what its task_state has as heads.

@@ -12,7 +12,6 @@ from amos_fairseq.downstream.spans.task import SpanModel
 from amos_fairseq.downstream.words.model import WordModel
 from amos_fairseq.errors import UserError
 from amos_fairseq.models.amos import AmosConfig, AmosModel
-from amos_fairseq.models.pretraining import class_of_checkpoint, is_fine_tuned
 
 HEAD = "sentence_classification_head"
 # Two pairs of texts, the second padded; ids 4 to 43 are ordinary tokens, 2 ends a text, 1 is padding.
@@ -90,30 +89,6 @@ def test_every_head_reads_the_same_from_packed_texts(settings: dict, pooling: st
             values.pow(2).sum().backward()
             found.append([values.detach(), model.embed_tokens.weight.grad])
         torch.testing.assert_close(found[1], found[0], rtol=1e-10, atol=1e-10)
-
-
-def test_a_head_of_another_size_is_newly_initialized_and_an_equal_one_is_loaded() -> None:
-    torch.manual_seed(0)
-    mnli = fine_tuned(num_classes=3)
-    same, other = fine_tuned(num_classes=3), fine_tuned(num_classes=1)
-    fresh = other.classification_heads[HEAD].output.weight.clone()
-    same.load_state_dict(mnli.state_dict())
-    other.load_state_dict(mnli.state_dict())
-    assert all(torch.equal(value, mnli.state_dict()[key]) for key, value in same.state_dict().items())
-    assert torch.equal(other.classification_heads[HEAD].output.weight, fresh)
-    assert torch.equal(other.encoder.layers[1].ffn_in.weight, mnli.encoder.layers[1].ffn_in.weight)
-
-
-def test_heads_are_rebuilt_from_a_checkpoint() -> None:
-    trained, restored = fine_tuned(num_classes=5), fine_tuned(num_classes=2)
-    assert class_of_checkpoint(trained.state_dict()) is TextModel
-    restored.register_heads_of(trained.state_dict())
-    restored.load_state_dict(trained.state_dict())
-    for model in (trained, restored):
-        assert is_fine_tuned(model.state_dict())
-    assert not is_fine_tuned(small_amos().state_dict())
-    arguments = {"src_tokens": TOKENS, "classification_head_name": HEAD}
-    torch.testing.assert_close(trained(**arguments)[0], restored(**arguments)[0], rtol=0, atol=0)
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,10 @@
 """Tasks of fine-tuning as ``fairseq-train`` sets them up, a small AMOS model for them, and the commands around them."""
 
+import json
 from pathlib import Path
 from typing import Any
 
+from fairseq.data.iterators import EpochBatchIterator
 from fairseq.models import BaseFairseqModel
 from fairseq.tasks import TASK_DATACLASS_REGISTRY, FairseqTask, setup_task
 from forked_command import run_main
@@ -23,6 +25,28 @@ def build_amos(task: FairseqTask, **settings: Any) -> BaseFairseqModel:
     values = {"_name": "amos", "encoder_layers": 2, "encoder_embed_dim": 64, "encoder_ffn_embed_dim": 128}
     values |= {"encoder_attention_heads": 2, "max_positions": 64, "generator_depths": "1,2", "max_update": 10}
     return task.build_model(OmegaConf.merge(OmegaConf.structured(AmosConfig), values | settings))
+
+
+def epoch_batches(
+    task: FairseqTask, epoch: int = 1, size: int = 4, position: int = 0, **settings: Any
+) -> list[dict[str, Any]]:
+    """The batches of ``size`` sequences of an epoch of training; those behind ``position`` of them after a stop there."""
+
+    def iterator() -> EpochBatchIterator:
+        settings_of_all = {"max_sentences": size, "max_positions": 64, "epoch": epoch}
+        return task.get_batch_iterator(task.datasets["train"], **settings_of_all, **settings)
+
+    stopped, resumed = iterator(), iterator()
+    if position:
+        batches = stopped.next_epoch_itr()
+        for _ in range(position):
+            next(batches)
+        resumed.load_state_dict(json.loads(json.dumps(stopped.state_dict())))
+    return list(resumed.next_epoch_itr())
+
+
+def epoch_ids(task: FairseqTask, *args: int, **settings: Any) -> list[list[int]]:
+    return [batch["id"].tolist() for batch in epoch_batches(task, *args, **settings)]
 
 
 def fine_tune(command: str, place: Path, out: Path, *flags: object) -> str:

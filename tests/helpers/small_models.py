@@ -266,6 +266,11 @@ def model_and_criterion(objective: str, **settings: Any) -> tuple[Any, Any]:
     return model, electric_criterion(model)
 
 
+def nll(logits: Sequence[float], place: int) -> float:
+    """-log softmax(logits)[place]."""
+    return math.log(sum(map(math.exp, logits))) - logits[place]
+
+
 def logged(criterion: type[FairseqCriterion], *logging_outputs: dict[str, Any]) -> dict[str, float]:
     """What fairseq logs of these batches."""
     with metrics.aggregate(new_root=True) as aggregated:

@@ -12,10 +12,11 @@ from fairseq.data import Dictionary, data_utils
 from fairseq.data.indexed_dataset import MMapIndexedDatasetBuilder
 from saved_models import change_checkpoint, small_tokenizer, write_run
 
+from amos_fairseq.downstream.texts.command import Classification, open_classification
 from amos_fairseq.downstream.texts.glue.tasks import AVERAGED, TASKS
-from amos_fairseq.downstream.texts.prepare import write_task
+from amos_fairseq.downstream.texts.prepare import NAME, prepare_inside, write_task
 from amos_fairseq.experiments.benchmark import Session, session_from
-from amos_fairseq.inputs.rows import LabeledRows, LabelSpace
+from amos_fairseq.inputs.rows import LabeledRows, LabelSpace, Tables
 from amos_fairseq.text.tokenization import load_tokenizer
 from amos_fairseq.text.vocabulary import learn_tokenizer
 
@@ -186,6 +187,16 @@ def session(start: Path, out: Path, name: str = "glue", **options: Any) -> Sessi
     defaults = {"recipe": "amos", "seeds": 2, "from_scratch": False, "cpu": True, "parallel": 1}
     defaults |= {"precision": "float32", "keep_checkpoints": False, "subcommand": name, "overrides": []}
     return session_from(Namespace(checkpoint=str(start), out=str(out), **(defaults | options)))
+
+
+def open_table(
+    start: Path, out: Path, table: Path, recipe: str = "amos", seeds: int = 1, **options: Any
+) -> Classification:
+    """``amos classify`` of a table before the training; ``options``: of :class:`Tables`."""
+    own_session = session(start, out, NAME, seeds=seeds, recipe=recipe)
+    with own_session.preparing() as tokenizer:
+        data = prepare_inside(out, Tables(table, **options).check(), tokenizer)
+    return open_classification(own_session, data)
 
 
 def write_pretraining_data(data: Path) -> None:

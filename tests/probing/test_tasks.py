@@ -28,7 +28,6 @@ SEMEVAL = (
     '1\t"A <e1>fire</e1>, which <e2>oil tanks</e2>-makers fear."\r\nCause-Effect(e1,e2)\r\nComment: none\r\n\r\n'
     '2\t"The <e2>lid</e2> and the <e1>box</e1>."\nOther\nComment:\n\n'
 )
-ROOTS = "".join(f"{i}\t{word}\t_\t{word}\t_\t_\t0\troot\t_\t_\n" for i, word in ((1, "A"), (2, "B"))) + "\n"
 GOOD = '{"text": "The cat  sat", "targets": [{"span1": [0, 2], "span2": [2, 3], "label": "nsubj"}], "info": {}}'
 ONE_SPAN = '{"text": "The cat sat", "targets": [{"span1": [0, 2], "label": ["animate", "definite"]}]}'
 
@@ -43,14 +42,13 @@ def write(folder: Path, name: str, content: str) -> Path:
     return path
 
 
-def test_three_corpora(tmp_path: Path, capsys: pytest.CaptureFixture):
+def test_three_corpora(tmp_path: Path):
     treebank = write(tmp_path, "ud.conllu", CONLLU)
     chunks = write(tmp_path, "chunks.txt", CHUNKS * 20)
     relations = write(tmp_path, "TRAIN.TXT", SEMEVAL)
     out = tmp_path / "out"
     flags = ["--treebank", treebank, treebank, treebank, "--chunks", chunks, chunks]
-    flags += ["--relations", relations, relations, relations]
-    main([out, *flags])
+    main([out, *flags, "--relations", relations, relations, relations])
 
     (sentence,) = records(out / "pos" / "test.jsonl")
     assert (sentence["text"], sentence["raw_text"]) == ("I 'm at Ann 's", "I'm at Ann's")
@@ -74,10 +72,6 @@ def test_three_corpora(tmp_path: Path, capsys: pytest.CaptureFixture):
     examples = [task.splits["test"][0] for task in tasks]
     assert [example.spaces for example in examples[:2]] == [[False, True, True, False, False], None]
     assert ["raw_text" in record for record in test] == [False] * 20
-    main([out, *flags])
-    assert "finished already" in capsys.readouterr().err
-    other = error_line(capsys, main, out, "--chunks", chunks, chunks)
-    assert "is not empty, and was not made of these files" in other
 
 
 def test_odd_words(tmp_path: Path):
@@ -96,25 +90,21 @@ def test_odd_words(tmp_path: Path):
 
 def test_bad_files_and_flags_are_one_line_and_nothing_is_left(tmp_path: Path, capsys):
     path, wrong_heads = tmp_path / "file.txt", ("x", "2", "9" * 5000)
-    for flag, content, reason in (
-        ("--relations", SEMEVAL.replace("2\t", "2 "), "line 5: expected a number, a tab"),
-        ("--relations", SEMEVAL.replace("lid", "lid</e1> <e1>"), "a sentence with one <e1>...</e1> and one <e2>"),
-        ("--relations", SEMEVAL.replace("\nOther", "\n\nOther"), "Cause-Effect(e1,e2) or Other; got ''"),
-        ("--chunks", "a b c\nd e\n", "line 2: 2 columns"),
-        ("--chunks", CHUNKS.replace("B-NP", "NP"), "file.txt: the last column does not mark chunks"),
-        ("--chunks", "a NN B-NP\nb NN B-NP\n\n", "chunks: the training targets have only the label NP: there is"),
-        ("--treebank", ROOTS, "dependencies: the train split has no target"),
-        *(("--treebank", CONLLU.replace("4\tcop", f"{h}\tcop"), f"line 4: the head '{h[:18]}") for h in wrong_heads),
-        ("--chunks", CHUNKS.replace("VP", "V" * 5000) * 20, "file.txt: 'VVVV"),
+    for flag, content, num_files, reason in (
+        ("--relations", SEMEVAL.replace("2\t", "2 "), 3, "line 5: expected a number, a tab"),
+        ("--relations", SEMEVAL.replace("lid", "lid</e1> <e1>"), 3, "a sentence with one <e1>...</e1> and one <e2>"),
+        ("--relations", SEMEVAL.replace("\nOther", "\n\nOther"), 3, "Cause-Effect(e1,e2) or Other; got ''"),
+        ("--chunks", "a b c\nd e\n", 3, "line 2: 2 columns"),
+        ("--chunks", CHUNKS.replace("B-NP", "NP"), 3, "file.txt: the last column does not mark chunks"),
+        ("--chunks", "a NN B-NP\nb NN B-NP\n\n", 3, "chunks: the training targets have only the label NP: there is"),
+        *(("--treebank", CONLLU.replace("4\tcop", f"{h}\tcop"), 3, f"line 4: the head '{h[:18]}") for h in wrong_heads),
+        ("--chunks", CHUNKS.replace("VP", "V" * 5000) * 20, 3, "file.txt: 'VVVV"),
+        ("--chunks", CHUNKS, 1, "give --treebank, --chunks or --relations with two or three files"),
+        ("--chunks", CHUNKS, 2, "chunks: the valid split has no target: give a longer file"),
     ):
         write(tmp_path, "file.txt", content)
-        assert reason in error_line(capsys, main, tmp_path / "out", flag, path, path, path, reports_progress=True)
-    write(tmp_path, "file.txt", CHUNKS)
-    for flags, reason in (
-        (["--chunks", path], "give --treebank, --chunks or --relations with two or three files"),
-        (["--chunks", path, path], "chunks: the valid split has no target: give a longer file"),
-    ):
-        assert reason in error_line(capsys, main, tmp_path / "out", *flags, reports_progress=True)
+        arguments = [tmp_path / "out", flag, *[path] * num_files]
+        assert reason in error_line(capsys, main, *arguments, reports_progress=True)
     assert [left.name for left in tmp_path.iterdir()] == ["file.txt"]
 
 
@@ -181,8 +171,6 @@ def test_tasks_are_in_the_order_of_the_paper(tmp_path: Path):
     task, other = read_tasks(tmp_path, "zebra, pos")
     assert (task.name, other.name) == ("pos", "zebra")
     assert (task.labels, task.scored_split) == (["iobj", "nsubj"], "valid")
-    with pytest.raises(UserError, match="no task 'ner'; the tasks there: 'pos', 'relations', 'zebra'"):
-        read_tasks(tmp_path, "ner")
     (tmp_path / "pos" / "valid.jsonl").unlink()
     with pytest.raises(UserError, match=r"valid\.jsonl.* no such file"):
         read_tasks(tmp_path, "pos")

@@ -48,7 +48,7 @@ OF_TERM = {"agreement": (4, 62.5, 1), "npi": (3, 50.0, 1)}
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("runs")
-    return {name: write_run(folder / name, name) for name in ("amos", "electra", "mlm", "teams")}
+    return {name: write_run(folder / name, name) for name in ("amos", "mlm")}
 
 
 def scored(tmp_path: Path, loaded, pairs: list, tokens_per_batch: int = 64) -> dict:

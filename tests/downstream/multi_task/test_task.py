@@ -2,12 +2,11 @@
 refused."""
 
 import dataclasses
-import json
 
 import numpy as np
 import pytest
 import torch
-from fine_tuning_tasks import set_up
+from fine_tuning_tasks import epoch_batches, epoch_ids, set_up
 from synthetic_glue import write_glue
 
 from amos_fairseq.checkpoints.read import load_checkpoint
@@ -35,36 +34,20 @@ def make_task(data, names=tuple(ROWS), kind="multi_task", split=None, **settings
     return task
 
 
-def batches(task, epoch, batch_size, num_ranks=1, rank=0):
-    arguments = {"max_sentences": batch_size, "max_positions": 16, "num_shards": num_ranks, "shard_id": rank}
-    return task.get_batch_iterator(task.datasets["train"], epoch=epoch, **arguments)
-
-
 def test_ranks_and_micro_batches_read_the_updates_of_one(data):
-    """32 rows an update: one batch, 2 ranks of 16, and 2 micro-batches on each of 2 ranks; over three epochs."""
+    """32 rows an update: one batch, 2 ranks of 16, and 2 micro-batches on each of 2 ranks; over three epochs. A stop continues
+    with the next row."""
     one, two, four = (make_task(data, split="train", update_freq=[number]) for number in (1, 1, 2))
     updates = 0
     for epoch in (1, 2, 3):
-        whole = [batch["id"].tolist() for batch in batches(one, epoch, 32).next_epoch_itr()]
+        whole = epoch_ids(one, epoch, 32)
         updates += len(whole)
         assert updates == epoch * IN_EPOCH // 32
         for task, size in ((two, 16), (four, 8)):
-            of_ranks = [
-                [batch["id"].tolist() for batch in batches(task, epoch, size, 2, rank).next_epoch_itr()]
-                for rank in (0, 1)
-            ]
+            of_ranks = [epoch_ids(task, epoch, size, num_shards=2, shard_id=rank) for rank in (0, 1)]
             joined = [row for pair in zip(*of_ranks, strict=True) for part in pair for row in part]
             assert joined == [row for rows in whole for row in rows]
-
-
-def test_a_stop_continues_with_the_next_row(data):
-    task = make_task(data, split="train")
-    expected = [batch["id"].tolist() for batch in batches(task, 2, 32).next_epoch_itr()]
-    stopped, resumed = batches(task, 2, 32), batches(make_task(data, split="train"), 2, 32)
-    read = stopped.next_epoch_itr()
-    seen = [next(read)["id"].tolist() for _ in range(4)]
-    resumed.load_state_dict(json.loads(json.dumps(stopped.state_dict())))
-    assert seen + [batch["id"].tolist() for batch in resumed.next_epoch_itr()] == expected
+    assert epoch_ids(make_task(data, split="train"), 3, 32, 4) == whole[4:]
 
 
 def test_teachers_are_divided_by_task(data, tmp_path):
@@ -101,10 +84,10 @@ def test_what_cannot_be_used_is_refused(data, tmp_path):
     task = make_task(data, split="train")
     assert not task.has_sharded_data("train"), "fairseq would load the rows again in each epoch"
     with pytest.raises(UserError, match="fewer than the 4096 of one update"):
-        batches(task, 1, 4096)
+        epoch_batches(task, size=4096)
     task.cfg.update_freq = [1, 2]
     with pytest.raises(UserError, match="give one number"):
-        batches(task, 1, 32)
+        epoch_batches(task, size=32)
 
 
 def fine_tuned(start, task):

@@ -1,14 +1,11 @@
-"""``amos prepare squad``: its files, counts and errors; answers aligned to tokens."""
+"""``amos prepare squad``: its files and counts; answers aligned to tokens."""
 
 import random
-from pathlib import Path
 
 import numpy as np
 import pytest
-from failures import error_line
 from fairseq.data import Dictionary
 from hugging_face_folders import train_wordpiece
-from preparing import prepare
 from synthetic_squad import make_squad, prepare_squad, word
 
 from amos_fairseq.downstream.spans.dataset import SquadSplit
@@ -18,20 +15,13 @@ from amos_fairseq.text.prepared_data import read_manifest
 from amos_fairseq.text.tokenization import load_tokenizer
 from amos_fairseq.text.vocabulary import learn_tokenizer
 
-main = prepare("squad")
 
-SQUAD = make_squad()
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory) -> Path:
-    return prepare_squad(tmp_path_factory.mktemp("squad"), SQUAD)
-
-
-def test_files_have_every_question_and_paragraph(data):
+def test_files_have_every_question_and_paragraph(tmp_path):
     """Ids of the tokenizer and fairseq's dictionary, one text at a time, and the tokenizer's offsets."""
+    squad = make_squad()
+    data = prepare_squad(tmp_path, squad)
     tokenizer, dictionary = load_tokenizer(data / "tokenizer"), Dictionary.load(str(data / "dict.txt"))
-    paragraphs = SQUAD["data"][0]["paragraphs"]
+    paragraphs = squad["data"][0]["paragraphs"]
     for name in ("train", "valid"):
         split = SquadSplit(data, name)
         asked = [(number, q) for number, paragraph in enumerate(paragraphs) for q in paragraph["qas"]]
@@ -65,20 +55,6 @@ def test_inexact_answers_are_counted(tmp_path):
     split = SquadSplit(data, "train")
     assert [not example.spans for example in split.examples[:3]] == [True, False, False]
     assert split.examples[2].answers[0].text == third["answers"][0]["text"]
-
-
-def test_refusals(data, tmp_path, capsys):
-    """One line that names the file and what is wrong; nothing is left of OUT."""
-    source, tokenizer, out = data.parent / "squad.json", data.parent / "tokenizer", tmp_path / "out"
-    (tmp_path / "text.json").write_text("no json")
-    for arguments, message in (
-        ([tmp_path / "text.json", source, tokenizer, out], "text.json does not have the layout (is not JSON"),
-        ([source, tmp_path / "absent.json", tokenizer, out], "absent.json: no such file"),
-        ([source, source, tmp_path / "absent", out], "absent holds no tokenizer"),
-        ([tmp_path / "text.json", source, tokenizer, data], "is not empty, and was not made of these"),
-    ):
-        assert message in error_line(capsys, main, *arguments, reports_progress=True), arguments
-    assert not out.exists()
 
 
 CONTEXT = "In  the 1910s, «Zoë» ate ½ ﬁsh\u00a0(cafe\u0301-style) for $5.50; 中国 won 24\u201310.\nEnd"

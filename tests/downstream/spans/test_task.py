@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from fine_tuning_tasks import build_amos, set_up
-from small_models import logged
+from small_models import logged, nll
 from synthetic_squad import make_squad, prepare_squad
 from torch import tensor
 from torch.nn.functional import linear
@@ -65,10 +65,6 @@ TRUE_SPANS = (tensor([2, 0, 2]), tensor([3, 0, 2]))
 def loss_of(output: SpanOutput):
     sample = {"net_input": {"span_targets": TRUE_SPANS}, "nsentences": 3, "ntokens": 12}
     return SquadCriterion(SimpleNamespace())(lambda **net_input: output, sample)
-
-
-def nll(logits: list[float], place: int) -> float:
-    return math.log(sum(math.exp(value) for value in logits)) - logits[place]
 
 
 SPAN_LOSS = (

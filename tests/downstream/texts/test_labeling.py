@@ -14,31 +14,23 @@ from unittest import mock
 
 import pytest
 from sklearn.metrics import accuracy_score, classification_report, confusion_matrix
-from synthetic_glue import session
+from synthetic_glue import open_table, session
 
 import amos_fairseq
-from amos_fairseq.downstream.texts.command import Classification, main, open_classification
+from amos_fairseq.downstream.texts.command import main
 from amos_fairseq.downstream.texts.labeling import label_table, table_lines
-from amos_fairseq.downstream.texts.prepare import NAME, prepare_inside
+from amos_fairseq.downstream.texts.prepare import NAME
 from amos_fairseq.errors import UserError
 from amos_fairseq.experiments.records import read_results
 from amos_fairseq.experiments.table import run_benchmark
-from amos_fairseq.inputs.rows import Tables
 from amos_fairseq.inputs.tables import TableFile
 
 TEXTS = ["the quick fox", "a lazy dog", "over the end", "jumps and jumps", "brown"]
 
 
-def opened(start: Path, out: Path, table: Path, recipe: str = "amos", **options: object) -> Classification:
-    own_session = session(start, out, NAME, seeds=1, recipe=recipe)
-    with own_session.preparing() as tokenizer:
-        data = prepare_inside(out, Tables(table, **options).check(), tokenizer)
-    return open_classification(own_session, data)
-
-
 def trained(start: Path, out: Path, table: Path, **options: object) -> Path:
     """OUT of ``amos classify`` with random weights."""
-    assert not run_benchmark(opened(start, out, table, **options)).failures
+    assert not run_benchmark(open_table(start, out, table, **options)).failures
     return out
 
 
@@ -46,7 +38,7 @@ def test_many_labels_are_trained_for_longer(start: Path, tmp_path: Path) -> None
     """The recipe's 30 updates for each of eight labels are more than its 200."""
     train = tmp_path / "train.tsv"
     train.write_text("text\tlabel\n" + "".join(f"the dog {n}\t{'abcdefgh'[n % 8]}\n" for n in range(40)))
-    trial, linear = opened(start, tmp_path / "out", train, recipe="own_labels").tasks[NAME].trials
+    trial, linear = open_table(start, tmp_path / "out", train, recipe="own_labels").tasks[NAME].trials
     assert trial.min_updates == 240
     assert linear.schedule(40).total_updates == 1
 
@@ -93,9 +85,9 @@ def test_scores_on_a_test_table_and_calibrated_probabilities(start, fake_trainin
         tables[split] = tmp_path / f"{split}.tsv"
         tables[split].write_text("text\tlabel\n" + "".join(f"{text}\t{name}\n" for text, name in rows))
     options = {split: tables[split] for split in ("dev", "test")}
-    outcome = run_benchmark(opened(start, tmp_path / "out", tables["train"], **options))
+    outcome = run_benchmark(open_table(start, tmp_path / "out", tables["train"], **options))
     (result,) = read_results(tmp_path / "out")
-    assert not run_benchmark(opened(start, tmp_path / "without", tables["train"], dev=tables["dev"])).failures
+    assert not run_benchmark(open_table(start, tmp_path / "without", tables["train"], dev=tables["dev"])).failures
     assert read_results(tmp_path / "without")[0].identity == result.identity
 
     found = {}
@@ -214,39 +206,37 @@ def test_every_row_of_the_table_is_one_of_the_result(results, tmp_path, capsys):
 
 
 def test_values_of_json_that_are_no_text(results, tmp_path, capsys):
-    """None, a key that is missing, and half of a surrogate pair have no label; a number is a text. JSON has no NaN."""
-    lines = ['{"text": null, "id": 1}', '{"id": 2}', '{"text": "half \\ud83d", "id": 3}']
+    """None, a key that is missing, and half of a surrogate pair have no label; a number is a text. JSON has no NaN. A key that
+    the last row alone has is a column, which pandas would read too."""
+    lines = [
+        *['{"text": "the dog"}'] * 150,
+        '{"text": null, "id": 1}',
+        '{"id": 2}',
+        '{"text": "half \\ud83d", "id": 3}',
+    ]
     lines += ['{"text": 7, "id": 4, "x": [NaN]}']
     (tmp_path / "t.jsonl").write_text("\n".join(lines))
-    assert label(results, tmp_path / "t.jsonl", tmp_path / "l.jsonl") == 4
-    rows = read_jsonl(tmp_path / "l.jsonl")
+    assert label(results, tmp_path / "t.jsonl", tmp_path / "l.jsonl") == 154
+    rows = read_jsonl(tmp_path / "l.jsonl")[150:]
     assert [(row["id"], row["x"]) for row in rows] == [(1, None), (2, None), (3, None), (4, [None])]
     assert [row["prediction"] is None for row in rows] == [True, True, True, False]
     assert "left out: 3 without text\n" in capsys.readouterr().err
 
 
-def test_texts_inside_of_objects(results, tmp_path):
+def test_tables_without_a_header_and_texts_inside_of_objects(results, tmp_path):
     """The labels of the same texts in a column of their own; the objects stay as they are."""
-    for name, rows in (
-        ("in", [{"meta": {"body": text}} for text in TEXTS]),
-        ("own", [{"text": text} for text in TEXTS]),
-    ):
-        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-        label(
-            results, tmp_path / f"{name}.jsonl", tmp_path / f"{name}_l.jsonl", ["meta.body"] if name == "in" else None
-        )
-    inside, own = (read_jsonl(tmp_path / f"{name}_l.jsonl") for name in ("in", "own"))
-    assert [row.pop("meta")["body"] for row in inside] == [row.pop("text") for row in own] == TEXTS
-    assert inside == own
-
-
-def test_a_table_without_a_header(results, tmp_path):
-    (tmp_path / "t.tsv").write_text("".join(f"{n}\t{text}\n" for n, text in enumerate(TEXTS)))
-    with pytest.raises(UserError, match="no column 'text', it has 0, the quick fox"):
+    (tmp_path / "own.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
+    (tmp_path / "t.tsv").write_text("".join(f"x\t{text}\n" for text in TEXTS))
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps({"meta": {"body": text}}) + "\n" for text in TEXTS))
+    with pytest.raises(UserError, match="no column 'text', it has x, the quick fox"):
         label(results, tmp_path / "t.tsv", tmp_path / "l.jsonl")
-    assert label(results, tmp_path / "t.tsv", tmp_path / "l.jsonl", ["2"], no_header=True) == len(TEXTS)
-    rows = read_jsonl(tmp_path / "l.jsonl")
-    assert [row["2"] for row in rows] == TEXTS
+    found = []
+    for name, texts in (("own.jsonl", None), ("t.tsv", ["2"]), ("in.jsonl", ["meta.body"])):
+        assert label(results, tmp_path / name, tmp_path / "l.jsonl", texts, no_header=name == "t.tsv") == len(TEXTS)
+        found.append(read_jsonl(tmp_path / "l.jsonl"))
+    assert [row.pop("text") for row in found[0]] == [row.pop("2") for row in found[1]] == TEXTS
+    assert [row.pop("meta")["body"] for row in found[2]] == TEXTS
+    assert found[0] == [row for row in found[1] if row.pop("1")] == found[2]
 
 
 def test_the_header_is_that_of_the_training_table(start, fake_training, tmp_path):
@@ -330,11 +320,3 @@ def test_values_of_parquet_that_json_lacks_have_one_form(suffix, tmp_path):
         if suffix != ".jsonl" and expected is not None:
             expected = json.dumps(expected) if isinstance(expected, list | dict) else str(expected)
         assert (values[name] or None, nones[name] or None) == (expected, None), name
-
-
-def test_a_key_of_later_rows_is_a_column(results, tmp_path):
-    """JSON lines whose last row alone has a key, which pandas would read too."""
-    lines = [*['{"text": "the dog"}'] * 150, '{"text": "a dog", "source": "web"}']
-    (tmp_path / "t.jsonl").write_text("\n".join(lines))
-    label(results, tmp_path / "t.jsonl", tmp_path / "l.csv")
-    assert [row["source"] for row in read_csv(tmp_path / "l.csv")] == [*[""] * 150, "web"]

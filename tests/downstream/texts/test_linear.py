@@ -9,16 +9,14 @@ from sklearn.linear_model import LogisticRegression, RidgeCV
 from sklearn.multiclass import OneVsRestClassifier
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
-from synthetic_glue import session
+from synthetic_glue import open_table
 
 from amos_fairseq.checkpoints.read import load_checkpoint
 from amos_fairseq.downstream.model import TEXT_HEAD
-from amos_fairseq.downstream.texts.command import open_classification
 from amos_fairseq.downstream.texts.linear import INVERSE_PENALTY, linear_layer
-from amos_fairseq.downstream.texts.prepare import NAME, prepare_inside
+from amos_fairseq.downstream.texts.prepare import NAME
 from amos_fairseq.experiments.records import best_runs, read_results
 from amos_fairseq.experiments.table import run_benchmark
-from amos_fairseq.inputs.rows import Tables
 
 WORDS = {"fox": "a", "dog": "b", "end": "c"}
 
@@ -62,11 +60,8 @@ def test_the_better_one_is_kept_and_predicts(start, fake_training, tmp_path):
         rows = [generator.choice(list(WORDS)) for _ in range(count)]
         lines = (f"the {word} jumps over {split} {n}\t{WORDS[word]}\n" for n, word in enumerate(rows))
         (tmp_path / f"{split}.tsv").write_text("text\tlabel\n" + "".join(lines))
-    tables = Tables(tmp_path / "train.tsv", tmp_path / "dev.tsv").check()
-    own_session = session(start, tmp_path / "out", NAME, seeds=2, recipe="own_labels")
-    with own_session.preparing() as tokenizer:
-        data = prepare_inside(tmp_path / "out", tables, tokenizer)
-    benchmark = open_classification(own_session, data)
+    options = {"recipe": "own_labels", "seeds": 2, "dev": tmp_path / "dev.tsv"}
+    benchmark = open_table(start, tmp_path / "out", tmp_path / "train.tsv", **options)
     outcome = run_benchmark(benchmark)
     assert not outcome.failures
     results = {(result.trial, result.seed): result for result in read_results(tmp_path / "out")}

@@ -1,6 +1,7 @@
 """The task ``text_classification``: its rows and targets, its head, errors, and its loss and scores by hand."""
 
 import math
+import shutil
 import threading
 from types import SimpleNamespace
 
@@ -10,10 +11,9 @@ import torch
 from fairseq.logging import metrics
 from fairseq.models.roberta import RobertaModel
 from fine_tuning_tasks import build_amos, set_up
-from saved_models import write_run
 from scipy.stats import pearsonr, spearmanr
 from sklearn.metrics import f1_score, matthews_corrcoef
-from synthetic_glue import change_task, write_glue
+from synthetic_glue import change_task
 from torch import tensor
 
 from amos_fairseq.downstream.model import TEXT_HEAD, scale_of
@@ -22,18 +22,6 @@ from amos_fairseq.downstream.texts.scores import calibration_error, fit_temperat
 from amos_fairseq.downstream.texts.task import TextClassificationCriterion, TextClassificationTask
 from amos_fairseq.errors import UserError
 
-ROWS = {"train": 23, "valid": 9}
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("glue")
-    write_run(directory / "run")
-    write_glue(directory, directory / "run", "RTE", ["entailment", "not_entailment"], ROWS, pair=True)
-    write_glue(directory, directory / "run", "STS-B", [], ROWS, pair=True)
-    write_glue(directory, directory / "run", "SST-2", ["0", "1"], ROWS, pair=False)
-    return directory
-
 
 def make_task(directory, **settings) -> TextClassificationTask:
     return set_up("text_classification", directory, tokens_per_text=16, **settings)
@@ -41,16 +29,17 @@ def make_task(directory, **settings) -> TextClassificationTask:
 
 def test_a_regression_is_scaled(data, tmp_path):
     """The output is mean + deviation * layer; the scale is in the checkpoint, and that of another task is not loaded."""
-    change_task(data, "STS-B", mean=1e5, deviation=123.456)
-    model = build_amos(make_task(data / "STS-B")).eval()
+    shutil.copytree(data / "STS-B", tmp_path / "STS-B")
+    change_task(tmp_path, "STS-B", mean=1e5, deviation=123.456)
+    model = build_amos(make_task(tmp_path / "STS-B")).eval()
     tokens = torch.tensor([[0, 5, 6, 2]])
     head = model.classification_heads[TEXT_HEAD]
     with torch.no_grad():
         raw = head.output(torch.tanh(head.dense(model.extract_features(tokens)[:, 0])))
         torch.testing.assert_close(model(tokens, classification_head_name=TEXT_HEAD)[0], 1e5 + 123.456 * raw)
     state = {name: value.clone() for name, value in model.half().state_dict().items()}
-    change_task(data, "STS-B", mean=0.0, deviation=2.0)
-    other = build_amos(make_task(data / "STS-B"))
+    change_task(tmp_path, "STS-B", mean=0.0, deviation=2.0)
+    other = build_amos(make_task(tmp_path / "STS-B"))
     other.upgrade_state_dict_named(state, "")
     other.load_state_dict(state, strict=True)
     assert other.classification_heads[TEXT_HEAD].scale_bits.view(torch.float64).tolist() == [0, 2]
@@ -64,7 +53,7 @@ def test_a_regression_is_scaled(data, tmp_path):
 
 
 def test_nothing_is_computed_at_padding(data, packings):
-    task = make_task(data / "RTE")
+    task = make_task(data / "CoLA")
     task.load_dataset("valid")
     rows, model = task.datasets["valid"], build_amos(task).eval()
     batch = rows.collater([rows[index] for index in range(len(rows))])

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 from fairseq.data import Dictionary
-from preparing import prepare
-from synthetic_tagging import NAMES_OF_COLUMNS, make_sentences, prepare_tagging
+from synthetic_glue import session as open_session
+from synthetic_tagging import make_sentences
 
 from amos_fairseq.checkpoint_files import HeadOutputs
 from amos_fairseq.downstream.words import command
@@ -16,24 +16,26 @@ from amos_fairseq.downstream.words.dataset import WordSequences
 from amos_fairseq.errors import UserError
 from amos_fairseq.experiments import TAGGING_VIEWS
 from amos_fairseq.experiments.benchmark import PretrainedCheckpoint, Session
-from amos_fairseq.experiments.recipes import WORDS, load_recipe
+from amos_fairseq.experiments.recipes import WORDS
 from amos_fairseq.inputs.word_files import Sentence, WordFile, read_sentences
 from amos_fairseq.text.tokenization import load_tokenizer
 
 
 @pytest.fixture
-def session(tmp_path, monkeypatch) -> Session:
+def session(start, tmp_path, monkeypatch) -> Session:
     """A checkpoint that takes every tokenizer."""
     monkeypatch.setattr(PretrainedCheckpoint, "check_tokenizer", lambda self, directory: None)
-    file, settings = Path("checkpoint_last.pt"), {"max_positions": 100}
-    checkpoint = PretrainedCheckpoint(file, "", "amos_tiny", settings, {}, num_updates=10)
-    overrides = {"lr": 1e-5, "epochs": 2, "batch_size": 16}
-    recipe = load_recipe("amos_grid", "small", overrides)
-    return Session(checkpoint, recipe, overrides, (1,), tmp_path / "out", ("cpu",), "float32", keep_checkpoints=False)
+    return open_session(start, tmp_path / "out", "tag", recipe="amos_grid", lr=1e-5, epochs=2, batch_size=16)
 
 
-def test_folders_that_cannot_be_used_are_refused_before_the_training(session, tmp_path):
-    data = prepare_tagging(tmp_path)
+def loaded_with(data: Path, max_tokens: int) -> SimpleNamespace:
+    """A checkpoint without weights that reads so many tokens."""
+    tokenizer, dictionary = load_tokenizer(data / "tokenizer"), Dictionary.load(str(data / "dict.txt"))
+    model, head = SimpleNamespace(max_positions=lambda: max_tokens), HeadOutputs("words", [], raw_text=True)
+    return SimpleNamespace(tokenizer=tokenizer, dictionary=dictionary, model=model, head=lambda name: head)
+
+
+def test_folders_that_cannot_be_used_are_refused_before_the_training(session, data, tmp_path):
     for folders, message in (
         ([data, data], "is another folder of the column ner"),
         ([tmp_path / "a:b"], "a:b: fairseq separates folders at ':': give a path without it"),
@@ -44,15 +46,11 @@ def test_folders_that_cannot_be_used_are_refused_before_the_training(session, tm
 
 
 @pytest.mark.parametrize("max_tokens", [3, 17, 40, 200])
-def test_sentences_of_a_file_have_the_bits_of_the_dev_set(max_tokens, tmp_path):
+def test_sentences_of_a_file_have_the_bits_of_the_dev_set(max_tokens, data):
     """Of prepared data, also where words are cut."""
-    dev = WordSequences(prepare_tagging(tmp_path), "valid", max_tokens)
-    tokenizer = load_tokenizer(tmp_path / "tokenizer")
-    dictionary = Dictionary.load(str(tmp_path / "data" / "dict.txt"))
-    model = SimpleNamespace(max_positions=lambda: max_tokens)
-    loaded = SimpleNamespace(tokenizer=tokenizer, dictionary=dictionary, model=model)
-    file, head = read_sentences(tmp_path / "train.txt", labeled=False), HeadOutputs("words", [], raw_text=True)
-    sentences, found = encode_sentences(loaded, file, head)
+    dev, loaded = WordSequences(data, "valid", max_tokens), loaded_with(data, max_tokens)
+    file = read_sentences(data.parent / "train.txt", labeled=False)
+    sentences, found = encode_sentences(loaded, file, loaded.head("ner"))
     assert len(sentences) == len(found) == len(dev)
     for index, ((first, sentence), *others) in enumerate(found):
         assert first == 0
@@ -64,13 +62,9 @@ def test_sentences_of_a_file_have_the_bits_of_the_dev_set(max_tokens, tmp_path):
 
 
 @pytest.mark.parametrize("max_tokens", [3, 4, 9, 40])
-def test_each_word_of_a_long_sentence_is_read_where_it_has_most_text_around_it(max_tokens, tmp_path, monkeypatch):
+def test_each_word_of_a_long_sentence_is_read_where_it_has_most_text_around_it(max_tokens, data, monkeypatch):
     """The stand-in of the model returns the first piece of a word, and how far the ends of its window are."""
-    data = prepare_tagging(tmp_path)
-    tokenizer, dictionary = load_tokenizer(tmp_path / "tokenizer"), Dictionary.load(str(data.parent / "data/dict.txt"))
-    model = SimpleNamespace(max_positions=lambda: max_tokens)
-    head = HeadOutputs("words", [], raw_text=True)
-    loaded = SimpleNamespace(tokenizer=tokenizer, dictionary=dictionary, model=model, head=lambda name: head)
+    loaded = loaded_with(data, max_tokens)
 
     def stand_in(model, name, windows, *_):
         assert all(len(window["tokens"]) <= max_tokens for window in windows)
@@ -82,9 +76,9 @@ def test_each_word_of_a_long_sentence_is_read_where_it_has_most_text_around_it(m
 
     monkeypatch.setattr(command, "predict_words", stand_in)
     words = [word for sentence in make_sentences() for word, _, _ in sentence]
-    file = WordFile(tmp_path, "", [Sentence(words[:n], {}, [1] * n) for n in (1, 2, 7, 50, len(words))])
+    file = WordFile(data, "", [Sentence(words[:n], {}, [1] * n) for n in (1, 2, 7, 50, len(words))])
     for sentence, found in zip(file.sentences, predict_file(loaded, "", file, list, "cpu"), strict=True):
-        pieces, ranges = tokenizer.encode_words(sentence.words)
+        pieces, ranges = loaded.tokenizer.encode_words(sentence.words)
         assert [piece for piece, _, _ in found] == [pieces[start] for start, _ in ranges]
         lengths = [end - start for start, end in ranges]
         for word, (_, before, after) in enumerate(found):
@@ -92,20 +86,16 @@ def test_each_word_of_a_long_sentence_is_read_where_it_has_most_text_around_it(m
             fewest = (max_tokens - 2) // max(lengths) // 4
             assert before >= min(word, fewest)
             assert after >= min(len(found) - 1 - word, fewest)
-    (alone,) = predict_file(loaded, "", WordFile(tmp_path, "", file.sentences[-1:]), list, "cpu", in_windows=False)
+    (alone,) = predict_file(loaded, "", WordFile(data, "", file.sentences[-1:]), list, "cpu", in_windows=False)
     assert len(alone) < len(words)
 
 
-def test_a_constant_label_and_sentences_that_train_too(session, tmp_path):
+def test_a_constant_label_and_sentences_that_train_too(session, data, pos, tmp_path):
     """The constant is the most frequent label of the training words: here those of dev."""
-    prepare_tagging(tmp_path)
-    pos = tmp_path / "pos"
-    source = tmp_path / "train.txt"
-    prepare("tagging")([source, source, tmp_path / "tokenizer", pos, *NAMES_OF_COLUMNS, "--column", "pos"])
     tags = [tag for rows in make_sentences() for _, tag, _ in rows]
     most = max(set(tags), key=tags.count)
     trials = word_trials(session, TAGGING_VIEWS, None)
-    both = open_tagging(session, [pos, tmp_path / "data"], trials)
+    both = open_tagging(session, [pos, data], trials)
     (task,) = both.tasks.values()
     longer = sum(len(rows) > 3 for rows in make_sentences())
     seen = f"{longer} of 40 dev sentences train too: the scores may be too high"
@@ -116,19 +106,17 @@ def test_a_constant_label_and_sentences_that_train_too(session, tmp_path):
     assert (of_pos.num_scored, of_pos.scores) == (len(tags), {f"most frequent label ({most})": {"accuracy": share}})
     (scores,) = of_ner.scores.values()
     assert scores.keys() == {"f1", "precision", "recall", "accuracy"}
-    for name, content, message in (
-        ("other.jsonl", '{"tokens": ["a"], "pos": ["NOUN"]}\n', "other.jsonl has no column 'ner', it has tokens, pos"),
-        (
-            "label.txt",
-            "a\tNOUN\n\n",
-            "label.txt has no column pos: give --column with one of label, or its names as --columns",
-        ),
+    names, no_span = (
+        ["word", "pos", "ner"],
+        "line 1: the label 'PERSON' of the word 'a' marks no span, as the others do",
+    )
+    for name, content, columns, message in (
+        ("t.jsonl", '{"tokens": ["a"], "pos": ["NOUN"]}\n', None, "t.jsonl has no column 'ner', it has tokens, pos"),
+        ("t.txt", "a\tNOUN\n\n", None, "t.txt has no column pos: give --column with one of label, or its names as --c"),
+        ("t.txt", "a\tNOUN\tPERSON\n\n", names, no_span),
     ):
         (tmp_path / name).write_text(content)
         with pytest.raises(UserError, match=message):
-            both.read_test(tmp_path / name, None)
-    (tmp_path / "test.txt").write_text("a\tNOUN\tPERSON\n\n")
-    with pytest.raises(UserError, match="line 1: the label 'PERSON' of the word 'a' marks no span, as the others do"):
-        both.read_test(tmp_path / "test.txt", ["word", "pos", "ner"])
+            both.read_test(tmp_path / name, columns)
     alone = open_tagging(session, [pos], trials)
     assert list(alone.constants()) == ["tagging-pos"]

@@ -5,22 +5,16 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
 from failures import error_line
 from fairseq.data.indexed_dataset import MMapIndexedDataset
 from preparing import prepare
-from synthetic_tagging import NAMES_OF_COLUMNS, make_sentences, prepare_tagging, write_columns, write_conllu
+from synthetic_tagging import NAMES_OF_COLUMNS, make_sentences, write_columns, write_conllu
 
 from amos_fairseq.downstream.words.dataset import Column
 from amos_fairseq.downstream.words.prepare import WordSource, prepare_tagging_inside
 from amos_fairseq.text.tokenization import load_tokenizer
 
 main = prepare("tagging")
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory) -> Path:
-    return prepare_tagging(tmp_path_factory.mktemp("tagging"))
 
 
 def words_of(data: Path, split: str) -> list[list[str]]:
@@ -131,7 +125,6 @@ def test_refusals(data, tmp_path, capsys):
     marks = write_columns(tmp_path / "marks.txt", [[("a", "X", "(PER*"), ("b", "X", "*)"), ("c", "X", "*")]] * 2)
     for train, dev, target, flags, message in (
         (marks, marks, out, ["--columns", "word,pos,ner"], "the label (PER* is a bracket of CoNLL-2012: convert"),
-        (source, source, data, ["--column", "2"], "is not empty, and was not made of these files"),
         (source, source, out, ["--column", "x"], "no column x: give --column with one of 2, label"),
         (
             source,

@@ -6,9 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from fine_tuning_tasks import build_amos, set_up
-from small_models import logged
-from synthetic_tagging import prepare_tagging
+from fine_tuning_tasks import build_amos, epoch_ids, set_up
+from small_models import logged, nll
 from torch import tensor
 
 from amos_fairseq.data import block_iterator
@@ -23,30 +22,10 @@ from amos_fairseq.downstream.words.task import (
 )
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    return prepare_tagging(tmp_path_factory.mktemp("tagging"))
-
-
 def make_task(data, split: str, **settings) -> SequenceTaggingTask:
     task = set_up("sequence_tagging", data, tokens_per_sentence=40, **settings)
     task.load_dataset(split)
     return task
-
-
-def batches_of(task, epoch, position=0, **settings) -> list[list[int]]:
-    """The ids of each batch of an epoch, from a position on."""
-
-    def iterator():
-        return task.get_batch_iterator(task.datasets["train"], max_positions=40, epoch=epoch, **settings)
-
-    stopped, resumed = iterator(), iterator()
-    if position:
-        batches = stopped.next_epoch_itr()
-        for _ in range(position):
-            next(batches)
-        resumed.load_state_dict(stopped.state_dict())
-    return [batch["id"].tolist() for batch in resumed.next_epoch_itr()]
 
 
 def test_batches_of_similar_length(data, monkeypatch):
@@ -54,7 +33,7 @@ def test_batches_of_similar_length(data, monkeypatch):
     for any number of loader processes and ranks, and on resume, and another in the next epoch."""
     monkeypatch.setattr(block_iterator, "POOL", 5)  # 20 sentences
     task = make_task(data, "train", similar_lengths=True)
-    lengths, batches = task.datasets["train"].sizes, batches_of(task, 1, max_sentences=4)
+    lengths, batches = task.datasets["train"].sizes, epoch_ids(task)
     assert sorted(id for batch in batches for id in batch) == list(range(40))
     assert [len(batch) for batch in batches] == [4] * 10
     task.datasets["train"].set_epoch(1)
@@ -63,16 +42,16 @@ def test_batches_of_similar_length(data, monkeypatch):
     runs = [pool[first : first + 4] for pool in in_order for first in range(0, 20, 4)]
     assert sorted(batches) == sorted(runs)
     assert batches != runs
-    assert batches_of(task, 1, max_sentences=4, num_workers=2) == batches
-    assert batches_of(task, 1, 3, max_sentences=4) == batches[3:]
-    assert batches_of(task, 2, max_sentences=4) != batches
+    assert epoch_ids(task, num_workers=2) == batches
+    assert epoch_ids(task, position=3) == batches[3:]
+    assert epoch_ids(task, 2) != batches
     # Two ranks of half the batch: each update has the same sentences.
-    ranks = [batches_of(task, 1, max_sentences=2, num_shards=2, shard_id=rank) for rank in range(2)]
+    ranks = [epoch_ids(task, size=2, num_shards=2, shard_id=rank) for rank in range(2)]
     assert [first + second for first, second in zip(*ranks, strict=True)] == batches
     # What makes no whole batch comes last.
-    *whole, rest = batches_of(task, 1, max_sentences=3)
+    *whole, rest = epoch_ids(task, size=3)
     assert ({len(batch) for batch in whole}, rest) == ({3}, shuffled[-1:])
-    random = batches_of(make_task(data, "train"), 1, max_sentences=4)
+    random = epoch_ids(make_task(data, "train"))
     assert [id for batch in random for id in batch] == shuffled
 
 
@@ -88,9 +67,9 @@ def test_nothing_is_computed_at_padding(data, packings):
     assert all(packing is not None for packing in packings)
 
 
-def test_the_head_reads_first_pieces_and_is_restored(data, tmp_path):
+def test_the_head_reads_first_pieces_and_is_restored(data):
     """The logits of a word are dropout (off here) and one linear layer of the state at its first piece."""
-    task = make_task(data, "valid", save_dir=str(tmp_path))
+    task = make_task(data, "valid")
     model = build_amos(task, pooler_dropout=0.3).eval()
     batch = task.datasets["valid"].collater([task.datasets["valid"][index] for index in range(5)])
     logits = model(**batch["net_input"]).logits["ner_labels"]
@@ -106,8 +85,6 @@ def test_the_head_reads_first_pieces_and_is_restored(data, tmp_path):
     other.register_heads_of(model.state_dict())
     other.load_state_dict(model.state_dict(), strict=True)
     assert torch.equal(other.eval()(**batch["net_input"]).logits["ner_labels"], logits)
-    task.begin_epoch(1, model)
-    assert (tmp_path / "tokenizer" / "tokenizer.json").is_file()
 
 
 LABELS = ["B-X", "I-X", "O"]
@@ -135,10 +112,6 @@ def criterion_of(label_smoothing: float = 0.0, **columns: Column) -> SequenceTag
 
 def chunk(has_spans: bool = True) -> Column:
     return Column(Path(), "chunk", LABELS, has_spans)
-
-
-def nll(logits: list[float], place: int) -> float:
-    return math.log(sum(map(math.exp, logits))) - logits[place]
 
 
 LOSS = nll([2, 0, 1], 0) + nll([0, 3, 0], 1) + nll([0, 0, 1], 0)

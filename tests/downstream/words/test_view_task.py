@@ -5,7 +5,7 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
-from fine_tuning_tasks import build_amos, set_up
+from fine_tuning_tasks import build_amos, epoch_batches, set_up
 from synthetic_tagging import prepare_tagging
 
 from amos_fairseq.downstream.words.task import SequenceTaggingCriterion, SequenceTaggingTask
@@ -20,11 +20,6 @@ def ner(tmp_path_factory):
     return prepare_tagging(tmp_path_factory.mktemp("ner"), "--labeled", "10", "--unlabeled", "rest")
 
 
-@pytest.fixture(scope="module")
-def pos(tmp_path_factory):
-    return prepare_tagging(tmp_path_factory.mktemp("pos"), "--column", "pos")
-
-
 def make_task(*data, **settings) -> SequenceTaggingTask:
     given = {"tokens_per_sentence": 40, "max_update": 10, "total_num_update": 0} | settings
     task = set_up("sequence_tagging", ":".join(map(str, data)), **given)
@@ -35,23 +30,6 @@ def make_task(*data, **settings) -> SequenceTaggingTask:
 def build(task: SequenceTaggingTask, **settings):
     torch.manual_seed(0)
     return build_amos(task, linear_init_std=0.1, **settings)
-
-
-def epoch_iterator(task, epoch: int, size: int, **settings):
-    settings |= {"max_sentences": size, "max_positions": 40}
-    return task.get_batch_iterator(task.datasets["train"], epoch=epoch, **settings)
-
-
-def batches(task, epoch: int = 1, size: int = 4, **settings) -> list[dict]:
-    return list(epoch_iterator(task, epoch, size, **settings).next_epoch_itr())
-
-
-def batches_after_a_stop(task, epoch: int, size: int) -> list[dict]:
-    """Those that follow the first one of an epoch, after a stop there."""
-    stopped, resumed = (epoch_iterator(task, epoch, size) for _ in range(2))
-    next(stopped.next_epoch_itr())
-    resumed.load_state_dict(stopped.state_dict())
-    return list(resumed.next_epoch_itr())
 
 
 def unlabeled_of(batch: dict) -> list[tuple[int, ...]]:
@@ -65,22 +43,22 @@ def test_each_unlabeled_sentence_is_read_once_before_one_is_read_again(ner):
     task = make_task(ner, views="full")
     dataset = task.datasets["train"]
     every = Counter(tuple(dataset.unlabeled[index]["tokens"].tolist()) for index in range(30))
-    epochs = [[unlabeled_of(batch) for batch in batches(task, epoch)] for epoch in (1, 2, 3, 4)]
+    epochs = [[unlabeled_of(batch) for batch in epoch_batches(task, epoch)] for epoch in (1, 2, 3, 4)]
     assert [list(map(len, epoch)) for epoch in epochs] == [[4, 4, 2]] * 4, "as many as labeled ones"
     assert Counter(sentence for epoch in epochs[:3] for batch in epoch for sentence in batch) == every
     assert epochs[3] != epochs[0], "the next pass has another order"
-    assert [unlabeled_of(batch) for batch in batches(task, 2, num_workers=2)] == epochs[1]
+    assert [unlabeled_of(batch) for batch in epoch_batches(task, 2, num_workers=2)] == epochs[1]
     # Two ranks leave out what makes no whole update, two of ten sentences: 15 epochs of 8 read each of 30 four times.
     ranks, micro = make_task(ner, views="full"), make_task(ner, views="full", update_freq=[2])
     read = Counter()
     for epoch in range(1, 16):
-        parts = [batches(ranks, epoch, 2, num_shards=2, shard_id=rank) for rank in (0, 1)]
+        parts = [epoch_batches(ranks, epoch, 2, num_shards=2, shard_id=rank) for rank in (0, 1)]
         joined = [unlabeled_of(one) + unlabeled_of(other) for one, other in zip(*parts, strict=True)]
         read.update(sentence for batch in joined for sentence in batch)
-    alone = [unlabeled_of(batch) for batch in batches(micro, 15, 2)]
+    alone = [unlabeled_of(batch) for batch in epoch_batches(micro, 15, 2)]
     assert [one + other for one, other in zip(alone[::2], alone[1::2], strict=True)] == joined
     assert read == Counter({sentence: 4 * count for sentence, count in every.items()})
-    assert [unlabeled_of(batch) for batch in batches_after_a_stop(task, 2, 4)] == epochs[1][1:]
+    assert [unlabeled_of(batch) for batch in epoch_batches(task, 2, 4, 1)] == epochs[1][1:]
 
 
 def test_batches_of_similar_lengths_have_unlabeled_sentences_of_similar_lengths(ner):
@@ -89,7 +67,7 @@ def test_batches_of_similar_lengths_have_unlabeled_sentences_of_similar_lengths(
     dataset, read = task.datasets["train"], []
     for epoch in (1, 2, 3):
         lengths = []
-        for batch in batches(task, epoch, 3):
+        for batch in epoch_batches(task, epoch, 3):
             others = batch["net_input"]["unlabeled"]["lengths"]
             lengths += list(zip(batch["net_input"]["lengths"], others, strict=True))
             read += unlabeled_of(batch)
@@ -100,7 +78,7 @@ def test_batches_of_similar_lengths_have_unlabeled_sentences_of_similar_lengths(
 
 def test_without_views_batches_and_model_are_those_of_tagging(ner):
     plain, viewed = make_task(ner), make_task(ner, views=ALL)
-    for one, other in zip(batches(plain), batches(viewed), strict=True):
+    for one, other in zip(epoch_batches(plain), epoch_batches(viewed), strict=True):
         assert "unlabeled" not in one["net_input"]
         assert torch.equal(one["target"], other["target"])
         assert torch.equal(one["net_input"]["src_tokens"], other["net_input"]["src_tokens"])
@@ -116,7 +94,7 @@ def test_without_views_batches_and_model_are_those_of_tagging(ner):
     with pytest.raises(UserError, match="--views train the encoder, which --freeze-encoder keeps as it is"):
         build(viewed, freeze_encoder=True)
     with pytest.raises(UserError, match="all updates have the same size"):
-        batches(make_task(ner, views="full", update_freq=[1, 2]))
+        epoch_batches(make_task(ner, views="full", update_freq=[1, 2]))
 
 
 def test_gradients_of_the_consistency_term(ner):
@@ -124,7 +102,7 @@ def test_gradients_of_the_consistency_term(ner):
     that it is compared with has no gradient and is that of the evaluation."""
     views = ALL.removesuffix(",word_dropout")
     task = make_task(ner, views=views, unlabeled_start=0.0)
-    model, batch = build(task, dropout=0.1), batches(task)[0]
+    model, batch = build(task, dropout=0.1), epoch_batches(task)[0]
     model.train()
     task.train_step(batch, model, SequenceTaggingCriterion(task, 0.0), Optimizer(), 0)
     with_term = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
@@ -155,7 +133,7 @@ class Optimizer:
 def test_before_the_start_the_modules_of_the_views_learn_alone(ner, settings):
     """Until the fraction of all updates the gradient of any other part is that of the labeled words, and no word is dropped."""
     task = make_task(ner, views="full,forward,past,word_dropout", unlabeled_start=0.3, **settings)
-    model, batch, criterion = build(task).train(), batches(task)[0], SequenceTaggingCriterion(task, 0.0)
+    model, batch, criterion = build(task).train(), epoch_batches(task)[0], SequenceTaggingCriterion(task, 0.0)
     for update in (0, 2, 3):
         gradients = []
         for weight in (batch["unlabeled_weight"], 0.0):
@@ -172,24 +150,18 @@ def test_before_the_start_the_modules_of_the_views_learn_alone(ner, settings):
 
 def test_word_dropout_alone_begins_after_the_start(ner):
     task = make_task(ner, views="word_dropout", unlabeled_start=0.3, max_update=10)
-    model, batch, criterion = build(task).train(), batches(task)[0], SequenceTaggingCriterion(task, 0.0)
+    model, batch, criterion = build(task).train(), epoch_batches(task)[0], SequenceTaggingCriterion(task, 0.0)
     for update, begins in ((2, False), (3, True)):
         loss, _, log = task.train_step(batch, model, criterion, Optimizer(), update)
         assert ("_kl_word_dropout" in log) == begins
         assert (float(loss.detach()) != float(log.get("_labeled_loss", log["loss"]))) == begins
 
 
-@pytest.fixture(scope="module")
-def pos_and_more(tmp_path_factory):
-    """Parts of speech of 20 sentences, and 20 without."""
-    return prepare_tagging(tmp_path_factory.mktemp("more"), "--column", "pos", "--labeled", "20", "--unlabeled", "rest")
-
-
 def test_several_columns_share_unlabeled_sentences(ner, pos):
     """10 sentences of entities, 40 of parts of speech: n = 40^0.25 |D|^0.75 = 14 and 40 an epoch; each unlabeled sentence
     has predictions for both columns, and each labeled one for its own."""
     task = make_task(ner, pos, views="full,future")
-    model, found = build(task).eval(), batches(task, size=9)
+    model, found = build(task).eval(), epoch_batches(task, size=9)
     assert sum(len(batch["id"]) for batch in found) == 54
     assert sum(len(batch["net_input"]["rows_of_heads"]["ner_labels"]) for batch in found) == 14
     batch = found[0]
@@ -229,21 +201,22 @@ def test_several_columns_share_unlabeled_sentences(ner, pos):
         make_task(pos, views="full")
 
 
-def test_columns_with_unlabeled_sentences_of_their_own(ner, pos_and_more):
+def test_columns_with_unlabeled_sentences_of_their_own(ner, tmp_path):
     """n = 20^0.25 |D|^0.75 = 12 and 20 sentences an epoch, in updates of 8; 25 epochs of 32 read the 30 + 20 others 16 times.
     Two ranks read what one does, and so does a resume."""
-    task = make_task(ner, pos_and_more, views="full")
+    more = prepare_tagging(tmp_path, "--column", "pos", "--labeled", "20", "--unlabeled", "rest")
+    task = make_task(ner, more, views="full")
     data = task.datasets["train"]
     every = Counter(tuple(data.unlabeled[index]["tokens"].tolist()) for index in range(50))
     read = Counter()
     for epoch in range(1, 26):
-        read.update(sentence for batch in batches(task, epoch, 8) for sentence in unlabeled_of(batch))
+        read.update(sentence for batch in epoch_batches(task, epoch, 8) for sentence in unlabeled_of(batch))
     assert read == Counter({sentence: 16 * count for sentence, count in every.items()})
-    alone = batches(make_task(ner, pos_and_more, views="full", update_freq=[2]), 3, 3)
-    parts = [batches(task, 3, 3, num_shards=2, shard_id=rank) for rank in (0, 1)]
+    alone = epoch_batches(make_task(ner, more, views="full", update_freq=[2]), 3, 3)
+    parts = [epoch_batches(task, 3, 3, num_shards=2, shard_id=rank) for rank in (0, 1)]
     for number, batch in enumerate(alone):
         other = parts[number % 2][number // 2]
         assert torch.equal(batch["id"], other["id"])
         assert unlabeled_of(batch) == unlabeled_of(other)
-    expected = [unlabeled_of(batch) for batch in batches(task, 3, 6)[1:]]
-    assert [unlabeled_of(batch) for batch in batches_after_a_stop(task, 3, 6)] == expected
+    expected = [unlabeled_of(batch) for batch in epoch_batches(task, 3, 6)[1:]]
+    assert [unlabeled_of(batch) for batch in epoch_batches(task, 3, 6, 1)] == expected

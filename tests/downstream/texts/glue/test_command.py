@@ -88,19 +88,14 @@ def test_average_of_fewer_tasks_and_without_wnli():
     assert len(AVERAGED) == 8
 
 
-def summaries():
-    results = [result("MNLI", seed, 80.0 + seed, accuracy_mm=79.0 + seed) for seed in (1, 2, 3)]
-    return summarize(results + [result("CoLA", seed, 10.0 * seed) for seed in (1, 2, 3)])
-
-
-ANSWERS = make_result("SQuAD2.0", 1, "f1", {"em": 50.0, "f1": 52.25})
-SQUAD = Summary("squad", {}, summarize([ANSWERS]), [], [ANSWERS])
-
-
 def test_table_cells():
+    results = [result("MNLI", seed, 80.0 + seed, accuracy_mm=79.0 + seed) for seed in (1, 2, 3)]
+    results += [result("CoLA", seed, 10.0 * seed) for seed in (1, 2, 3)]
+    answers = make_result("SQuAD2.0", 1, "f1", {"em": 50.0, "f1": 52.25})
+    squad = Summary("squad", {}, summarize([answers]), [], [answers])
     constant = {"MNLI": ConstantScores(9, {"most frequent class": {"accuracy": 35.0, "accuracy_mm": 36.0}})}
     constant |= {"CoLA": ConstantScores(9, {"most frequent class": {"matthews": 0.0, "accuracy": 69.0}})}
-    table = glue_table("ours", summaries(), constant, SQUAD, notes=["a note | with a bar"])
+    table = glue_table("ours", summarize(results), constant, squad, notes=["a note | with a bar"])
     assert table.columns == ["", "MNLI m/mm", "CoLA (Matthews)", "AVG of 2", "SQuAD2.0 EM", "SQuAD2.0 F1"]
     assert table.rows == [
         ["ours", "82.0 ± 1.0 / 81.0 ± 1.0", "20.0 ± 10.0", "51.0", "50.0", "52.2"],

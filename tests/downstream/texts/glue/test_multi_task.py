@@ -14,7 +14,6 @@ from amos_fairseq.checkpoints.read import load_checkpoint
 from amos_fairseq.downstream.texts.command import read_text_data
 from amos_fairseq.downstream.texts.glue.command import GlueOptions, open_glue, read_teachers
 from amos_fairseq.errors import UserError
-from amos_fairseq.experiments.recipes import load_recipe
 from amos_fairseq.experiments.records import read_results
 from amos_fairseq.experiments.table import run_benchmark
 
@@ -52,8 +51,7 @@ def test_a_run_of_all_tasks_has_a_row_of_single_tasks(start, data, tmp_path, fak
     settings = "grid: {layer_wise_lr_decay: [1.0, 0.9]}\ntasks: {multi: {epochs: 6, batch_size: 16}}"
     recipe.write_text(f"extends: bam\nsizes: {{}}\n{settings}\n")
     scores = {1: (70.0, 10.0), 2: (60.0, 40.0), 3: (65.0, 20.0)}  # means of 40, 50 and 42.5
-    opened = session(start, tmp_path / "out", seeds=3)
-    opened = dataclasses.replace(opened, recipe=load_recipe(str(recipe), "base"))
+    opened = session(start, tmp_path / "out", seeds=3, recipe=str(recipe))
     benchmark = open_glue(opened, folders(data, ["RTE", "STS-B"]), GlueOptions(multi_task=True))
 
     trials = {run.directory.parent.name: run.trial for run in benchmark.plan()}
@@ -84,15 +82,12 @@ def test_a_run_of_all_tasks_has_a_row_of_single_tasks(start, data, tmp_path, fak
 
 def test_the_archive_of_one_model_has_all_test_sets(start, data, tmp_path, fake_training):
     """AX, which has no head of its own, is predicted by that of MNLI."""
-    recipe = load_recipe("bam", "base", {"batch_size": 8})
-    opened = dataclasses.replace(session(start, tmp_path, seeds=1), recipe=recipe)
+    opened = session(start, tmp_path, seeds=1, recipe="bam", batch_size=8)
     options = GlueOptions(with_test=True, multi_task=True)
-    benchmark = open_glue(opened, folders(data, ["CoLA", "MNLI", "AX"]), options)
-    outcome = run_benchmark(benchmark)
+    outcome = run_benchmark(open_glue(opened, folders(data, ["CoLA", "MNLI", "AX"]), options))
     assert outcome.failures == []
     notices = "\n".join(outcome.notices)
-    empty = set(re.findall(r"^(\S+)\.tsv: ([\d,]+) of \2 rows have no", notices, re.MULTILINE))
-    empty = {name for name, _ in empty}
+    empty = {name for name, _ in re.findall(r"^(\S+)\.tsv: ([\d,]+) of \2 rows have no", notices, re.MULTILINE)}
     assert "RTE" in empty
     assert not {"CoLA", "MNLI-m", "MNLI-mm", "AX"} & empty
     (checkpoint,) = (tmp_path / "runs" / "multi").glob("*/seed1/checkpoint_last.pt")
