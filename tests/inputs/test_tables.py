@@ -11,6 +11,7 @@ import pytest
 import zstandard
 
 from amos_fairseq.errors import UserError
+from amos_fairseq.inputs import FORMS
 from amos_fairseq.inputs.documents import DocumentFile
 from amos_fairseq.inputs.files import CSV, FOLDER, PARQUET, TSV, files_of
 from amos_fairseq.inputs.tables import TableFile
@@ -145,6 +146,8 @@ def test_tables_of_datasets(stored, tmp_path, name, kind):
     assert sum(sizes) == sum(path.stat().st_size for path in files_of(directory / name))
     documents = documents_of_json(tmp_path / "t.jsonl", [row["text"] for row in expected])
     assert list(DocumentFile(directory / name).read()) == documents
+    names = [f"{row['meta']['is']}\n".encode() for row in expected[:-1]]
+    assert list(DocumentFile(directory / name, "meta.is").read()) == names
     with pytest.raises(UserError, match=f"{name}, row 1: number is 0, not a text"):
         list(DocumentFile(directory / name, "number").read())
 
@@ -152,7 +155,7 @@ def test_tables_of_datasets(stored, tmp_path, name, kind):
 @pytest.mark.parametrize(
     ("file", "content", "message"),
     [
-        ("other.json", b"{}", "state.json is missing: give a file, or a folder of Dataset.save_to_disk, of one split"),
+        ("other.json", b"{}", f"state.json is missing: give a file, .* of Dataset.save_to_disk, of one split; {FORMS}"),
         ("state.json", b'{"_data_files": {}}', "is damaged"),
         ("state.json", b'{"_data_files": {"a": 1}}', "is no whole folder"),
         ("state.json", b'{"_data_files": [{"filename": "../a.arrow"}]}', "is no whole folder"),
