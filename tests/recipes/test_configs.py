@@ -12,7 +12,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 from fairseq import models, options
-from fairseq.data import Dictionary
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.models import MODEL_DATACLASS_REGISTRY
 from fairseq.registry import REGISTRIES
@@ -21,6 +20,7 @@ from forked_command import run_module
 from omegaconf import DictConfig, OmegaConf
 
 import amos_fairseq  # noqa: F401  (registers the classes that the recipes name)
+from amos_fairseq.flops import synthetic_dictionary
 from amos_fairseq.models.configuration import OF_FINE_TUNING
 from amos_fairseq.recipes import RECIPES, composition
 
@@ -70,12 +70,9 @@ def parse_flags(flags: list[str]) -> DictConfig:
 
 def build_on_meta(model_cfg: DictConfig, vocabulary_size: int) -> dict[str, torch.Size]:
     """Names and shapes of the whole model in its real sizes; the meta device holds no values."""
-    dictionary = Dictionary()
-    for number in range(vocabulary_size - len(dictionary) - 1):
-        dictionary.add_symbol(f"piece{number}", n=vocabulary_size - number)  # counts: for a unigram generator
-    dictionary.add_symbol("<mask>")
+    task = SimpleNamespace(source_dictionary=synthetic_dictionary(vocabulary_size), masked_share=0.15)
     with torch.device("meta"):
-        model = models.build_model(model_cfg, SimpleNamespace(source_dictionary=dictionary, masked_share=0.15))
+        model = models.build_model(model_cfg, task)
     return {name: parameter.shape for name, parameter in model.named_parameters()}
 
 
