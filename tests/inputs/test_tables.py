@@ -1,10 +1,8 @@
 """Rows of every kind of table against what Python's csv and json, pyarrow and datasets wrote; errors with file and line."""
 
 import csv
-import gzip
 import io
 import json
-import lzma
 from pathlib import Path
 
 import pytest
@@ -16,7 +14,6 @@ from amos_fairseq.inputs.documents import DocumentFile
 from amos_fairseq.inputs.files import CSV, FOLDER, PARQUET, TSV, files_of
 from amos_fairseq.inputs.tables import TableFile
 
-COMPRESS = {"": bytes, ".gz": gzip.compress, ".xz": lzma.compress, ".zst": zstandard.compress}
 HOSTILE = [
     ["plain", "1"],
     ['She said "hi".', "2"],
@@ -54,14 +51,11 @@ def values(table: TableFile) -> list[list[object]]:
     return [list(row.values()) for _, row in table.rows()]
 
 
-@pytest.mark.parametrize(
-    ("kind", "separator", "compression", "mark"),
-    [(CSV, ",", "", "\ufeff"), (CSV, ",", ".gz", ""), (TSV, "\t", ".xz", ""), (TSV, "\t", ".zst", "")],
-)
-def test_hostile_texts_survive(tmp_path, kind, separator, compression, mark):
+@pytest.mark.parametrize(("kind", "separator", "mark"), [(CSV, ",", "\ufeff"), (CSV, ",", ""), (TSV, "\t", "")])
+def test_hostile_texts_survive(tmp_path, kind, separator, mark):
     """Python's csv writes them, as pandas does. NUL is removed."""
     content = mark.encode() + separated([["text", "label"], *HOSTILE, ["N\0UL", "\0"]], separator)
-    path = written(tmp_path / f"table.{kind.lower()}{compression}", COMPRESS[compression](content))
+    path = written(tmp_path / f"table.{kind.lower()}", content)
     sizes: list[int] = []
     table = TableFile(path, on_read=sizes.append)
     assert (table.kind, table.columns) == (kind, ("text", "label"))
