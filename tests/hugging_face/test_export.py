@@ -15,7 +15,7 @@ from failures import error_line, full_disk
 from hugging_face_folders import LINES, write_tokenizer
 from safetensors.torch import load_file, save_file
 from saved_models import UPDATES, small_tokenizer, write_run
-from small_models import MODERN
+from small_models import DEBERTA_PAIR, MODERN
 from tokenizer_text import ALPHABETS, HOSTILE, learn, random_texts, word_level_directory
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Library
@@ -203,6 +203,8 @@ REFUSED: list[tuple[dict, list[str], str]] = [
     ({"objective": "electric"} | MODERN, ["--part", "discriminator"], "has energies of tokens or narrower embeddings"),
     ({"objective": "electric"} | T5, ["--part", "discriminator"], "two layers on relative positions"),
     ({"objective": "electra", "classes": 2} | NARROW_TANH, [], "has tanh in its classification head and narrower"),
+    ({"objective": "electra"} | DEBERTA_PAIR, ["--part", "generator"], "no class with a mask decoder"),
+    ({"objective": "electra"} | DEBERTA_PAIR, ["--part", "discriminator"], "the form of its authors (--part pair)"),
     ({"span_head": "joint"}, [], "was fine-tuned with a joint head for answers"),
 ]
 
