@@ -40,10 +40,6 @@ def labeled(rows: list[tuple[str, object]]) -> bytes:
     return "".join(json.dumps({"text": text, "label": label}) + "\n" for text, label in rows).encode()
 
 
-def of_objects(texts: list[str]) -> bytes:
-    return "".join(json.dumps({"meta": {"web": {"body": text}}}) + "\n" for text in texts).encode("utf-8")
-
-
 def blocks(end: str = "\n") -> bytes:
     return (end * 2).join(end.join(paragraphs) for paragraphs in PARAGRAPHS).encode("utf-8")
 
@@ -51,6 +47,7 @@ def blocks(end: str = "\n") -> bytes:
 ROWS = [["id", "text"], *([str(number), text] for number, text in enumerate(TEXTS))]
 OF_PARAGRAPHS = ["".join(f"{line}\n" for line in paragraphs) for paragraphs in PARAGRAPHS]
 OF_TEXTS = [f"{text}\n" for text in TEXTS]
+INSIDE = [{"web": {"body": text}} for text in TEXTS]
 OF_NUL = ["one two\nthree\n", "four\n"]
 # Name of the file, content, the documents, and the column if it is not text.
 DOCUMENTS = {
@@ -61,7 +58,7 @@ DOCUMENTS = {
     "NUL in JSON": ("a.jsonl", objects(["o\0ne two \0\nthree", "\0", "four"]), OF_NUL),
     "JSON lines of a hub": ("c4.00000-of-01024.json.gz", gzip.compress(objects(TEXTS)), OF_TEXTS),
     "another field": ("a.jsonl", objects(TEXTS, "body"), OF_TEXTS, "body"),
-    "inside of objects": ("a.jsonl", b'{"meta": {}}\n' + of_objects(TEXTS), OF_TEXTS, "meta.web.body"),
+    "inside of objects": ("a.jsonl", objects([{}, *INSIDE], "meta"), OF_TEXTS, "meta.web.body"),
     "a dot in a name": ("a.jsonl", b'{"meta.body": "x", "meta": {"body": "y"}}', ["x\n"], "meta.body"),
     "CSV": ("a.csv", separated(ROWS, ","), OF_TEXTS),
     "TSV": ("a.tsv.zst", zstandard.compress(separated(ROWS, "\t")), OF_TEXTS),

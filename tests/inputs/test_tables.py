@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import zstandard
+from synthetic_corpus import write_jsonl
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.inputs import FORMS
@@ -29,22 +30,9 @@ HOSTILE = [
 ]
 
 
-def separated(rows: list[list[str]], separator: str = ",", **settings: object) -> bytes:
-    stream = io.StringIO(newline="")
-    csv.writer(stream, delimiter=separator, **settings).writerows(rows)
-    return stream.getvalue().encode("utf-8")
-
-
 def written(path: Path, content: bytes) -> Path:
     path.write_bytes(content)
     return path
-
-
-def documents_of_json(path: Path, texts: list[str | None]) -> list[bytes]:
-    """The documents of these texts as JSON lines, one of which is empty and none."""
-    return list(
-        DocumentFile(written(path, "\n".join(json.dumps({"text": text or ""}) for text in texts).encode())).read()
-    )
 
 
 def values(table: TableFile) -> list[list[object]]:
@@ -54,16 +42,17 @@ def values(table: TableFile) -> list[list[object]]:
 @pytest.mark.parametrize(("kind", "separator", "mark"), [(CSV, ",", "\ufeff"), (CSV, ",", ""), (TSV, "\t", "")])
 def test_hostile_texts_survive(tmp_path, kind, separator, mark):
     """Python's csv writes them, as pandas does. NUL is removed."""
-    content = mark.encode() + separated([["text", "label"], *HOSTILE, ["N\0UL", "\0"]], separator)
-    path = written(tmp_path / f"table.{kind.lower()}", content)
+    stream = io.StringIO(newline="")
+    csv.writer(stream, delimiter=separator).writerows([["text", "label"], *HOSTILE, ["N\0UL", "\0"]])
+    path = written(tmp_path / f"table.{kind.lower()}", f"{mark}{stream.getvalue()}".encode())
     sizes: list[int] = []
     table = TableFile(path, on_read=sizes.append)
     assert (table.kind, table.columns) == (kind, ("text", "label"))
     assert values(table) == [*HOSTILE, ["NUL", ""]]
     assert table.broken_lines == []
     assert sum(sizes) == path.stat().st_size
-    documents = documents_of_json(tmp_path / "t.jsonl", [*(text for text, _ in HOSTILE), "NUL"])
-    assert list(DocumentFile(path).read()) == documents
+    as_json = write_jsonl(tmp_path / "t.jsonl", [*((text,) for text, _ in HOSTILE), ("NUL",)])
+    assert list(DocumentFile(path).read()) == list(DocumentFile(as_json).read())
 
 
 def test_hostile_texts_survive_in_json(tmp_path):
@@ -138,8 +127,8 @@ def test_tables_of_datasets(stored, tmp_path, name, kind):
     assert list(table.rows()) == list(enumerate(expected, start=1))
     assert len(files_of(directory / name)) == (4 if kind == FOLDER else 1)
     assert sum(sizes) == sum(path.stat().st_size for path in files_of(directory / name))
-    documents = documents_of_json(tmp_path / "t.jsonl", [row["text"] for row in expected])
-    assert list(DocumentFile(directory / name).read()) == documents
+    as_json = write_jsonl(tmp_path / "t.jsonl", [(row["text"] or "",) for row in expected])
+    assert list(DocumentFile(directory / name).read()) == list(DocumentFile(as_json).read())
     names = [f"{row['meta']['is']}\n".encode() for row in expected[:-1]]
     assert list(DocumentFile(directory / name, "meta.is").read()) == names
     with pytest.raises(UserError, match=f"{name}, row 1: number is 0, not a text"):
