@@ -48,7 +48,8 @@ def test_ids_are_those_of_a_naive_encoding(corpus):
     assert not set(train) & set(valid)
 
 
-def test_files_and_their_counts(corpus, inputs):
+def test_layout(corpus, inputs):
+    """Which files there are, and what corpus.json says of them."""
     out, _ = corpus
     manifest = json.loads((out / "corpus.json").read_text(encoding="utf-8"))
     shards = shard_directories(out)
