@@ -10,18 +10,13 @@ import torch
 from saved_models import TEXT, add_settings, change_checkpoint, small_tokenizer, write_run
 
 import amos_fairseq
-from amos_fairseq.checkpoints.read import (
-    dictionary_of,
-    load_checkpoint,
-    load_generator,
-)
+from amos_fairseq.checkpoints.read import dictionary_of, load_checkpoint, load_generator
 from amos_fairseq.errors import UserError
 from amos_fairseq.hugging_face.export import export
 from amos_fairseq.models.amos import AmosConfig
 from amos_fairseq.report.inspection import inspect_text
 from amos_fairseq.report.runs import read_runs
 from amos_fairseq.setting_checks import model_settings
-from amos_fairseq.text.tokenization import load_tokenizer
 from amos_fairseq.text.tokenization.fast_tokenizer import FastTokenizer
 
 SMALLER = {"encoder_embed_dim": 8, "encoder_layers": 1}
@@ -29,12 +24,7 @@ SMALLER = {"encoder_embed_dim": 8, "encoder_layers": 1}
 
 @pytest.fixture
 def save_dir(tmp_path):
-    return tmp_path
-
-
-@pytest.fixture(autouse=True)
-def tokenizer(save_dir):
-    return load_tokenizer(write_run(save_dir) / "tokenizer")
+    return write_run(tmp_path)
 
 
 def test_lines_end_as_in_a_corpus(save_dir):
@@ -77,16 +67,15 @@ def test_half_precision_weights_become_float32(save_dir):
     torch.testing.assert_close(weights["embed_tokens.weight"], halves["embed_tokens.weight"].float(), rtol=0, atol=0)
 
 
-def test_only_the_tokenizer_of_the_run_is_accepted(save_dir, tokenizer, tmp_path_factory):
-    elsewhere = tmp_path_factory.mktemp("elsewhere")
-    tokenizer.save(elsewhere / "right")
+def test_only_the_tokenizer_of_the_run_is_accepted(save_dir, tmp_path_factory):
+    elsewhere, tokenizer = tmp_path_factory.mktemp("elsewhere"), small_tokenizer()
     FastTokenizer(tokenizer.model, tokenizer.special_tokens).save(elsewhere / "wrong")
     with pytest.raises(UserError, match=r"wrong is not the tokenizer that .*checkpoint_last\.pt was trained with"):
         load_checkpoint(save_dir, elsewhere / "wrong")
     (save_dir / "tokenizer").rename(elsewhere / "moved")
     with pytest.raises(UserError, match="name the tokenizer of the run with --tokenizer DIR"):
         load_checkpoint(save_dir)
-    assert load_checkpoint(save_dir, elsewhere / "right").num_updates == 7
+    assert load_checkpoint(save_dir, elsewhere / "moved").num_updates == 7
 
 
 def circle() -> list:

@@ -25,6 +25,7 @@ from amos_fairseq.data import corpus as corpus_module
 from amos_fairseq.data.corpus import MappedBlocks, check_prepared, read_blocks, verify_files
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import directory_sha256
+from amos_fairseq.tasks.text_pretraining import TextPretrainingTask
 from amos_fairseq.text.prepare import file_hashes
 
 
@@ -269,8 +270,8 @@ def test_directory_hash_depends_on_names_and_contents(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def as_rank(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """``as_rank(r)``: make this process rank r of two; rank 1 receives the broadcasts of rank 0."""
+def refused_by_both(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """``refused_by_both(task, match)``: this process is rank 0 of two, then rank 1, which receives the broadcasts of rank 0."""
     sent = []
 
     def broadcast(objects: list, src: int) -> None:
@@ -279,42 +280,37 @@ def as_rank(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
         else:
             objects[0] = sent.pop(0)
 
-    def become(rank: int) -> None:
-        monkeypatch.setattr(torch.distributed, "get_rank", lambda: rank)
+    def begin(task: TextPretrainingTask, match: str) -> None:
+        monkeypatch.setattr(torch.distributed, "get_rank", lambda: 0)
+        with pytest.raises(UserError, match=match):
+            task.begin_epoch(1, READY)
+        monkeypatch.setattr(torch.distributed, "get_rank", lambda: 1)
+        with pytest.raises(SystemExit) as ended:
+            task.begin_epoch(1, READY)
+        assert ended.value.code == 1
 
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
     monkeypatch.setattr(torch.distributed, "broadcast_object_list", broadcast)
-    return become
+    return begin
 
 
-def test_save_dir_of_another_vocabulary_is_refused_by_every_rank(corpus, tmp_path, as_rank) -> None:
+def test_save_dir_of_another_vocabulary_is_refused_by_every_rank(corpus, tmp_path, refused_by_both) -> None:
     other = with_one_more_word(write_corpus(tmp_path / "other", tokenizer=False))
     make_task(other, save_dir=str(tmp_path / "run")).vocabulary.copy_into(str(tmp_path / "run"))
     task = make_task(corpus, save_dir=str(tmp_path / "run"))
-    as_rank(0)
-    with pytest.raises(UserError, match=r"run/tokenizer is damaged, or belongs to a run with another vocabulary"):
-        task.begin_epoch(1, READY)
-    as_rank(1)
-    with pytest.raises(SystemExit) as ended:
-        task.begin_epoch(1, READY)
-    assert ended.value.code == 1
+    refused_by_both(task, r"run/tokenizer is damaged, or belongs to a run with another vocabulary")
 
 
-def test_a_full_disk_ends_every_rank_and_leaves_nothing(corpus, tmp_path, as_rank, monkeypatch) -> None:
+def test_a_full_disk_ends_every_rank_and_leaves_nothing(corpus, tmp_path, refused_by_both, monkeypatch) -> None:
     def write_half(source: Path, target: Path) -> None:
         target.write_bytes(source.read_bytes()[:7])
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(shutil, "copyfile", write_half)
     task = make_task(corpus, save_dir=str(tmp_path / "run"))
-    as_rank(0)
-    with pytest.raises(UserError, match=r"run/tokenizer cannot be written \(No space left on device\): make room"):
-        task.begin_epoch(1, READY)
+    refused_by_both(task, r"run/tokenizer cannot be written \(No space left on device\): make room")
     assert list((tmp_path / "run").iterdir()) == []
-    as_rank(1)
-    with pytest.raises(SystemExit):
-        task.begin_epoch(1, READY)
 
 
 def test_checkpoint_of_another_vocabulary_is_refused(corpus: Path, tmp_path: Path) -> None:

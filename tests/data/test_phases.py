@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 from block_datasets import Lines
-from fairseq.data import Dictionary, TokenBlockDataset, iterators
+from fairseq.data import TokenBlockDataset, iterators
 from omegaconf import OmegaConf
+from small_models import small_dictionary
 
 from amos_fairseq.data.phases import Phase, PhasedBlocks, PhaseIterator, phase_at, read_phases
 from amos_fairseq.errors import UserError
@@ -20,14 +21,10 @@ BORDERS, END = (13, 25, 31), 40
 
 def dataset() -> PhasedBlocks:
     """A corpus in which no token occurs twice: token t is at place t - 4."""
-    dictionary = Dictionary()
-    for number in range(NUM_TOKENS):
-        dictionary.add_symbol(f"w{number}")
-    dictionary.add_symbol("<mask>")
     lines = Lines([list(range(4 + start, min(4 + start + 50, 4 + NUM_TOKENS))) for start in range(0, NUM_TOKENS, 50)])
     pieces = TokenBlockDataset(lines, lines.sizes, LONGEST - 1, pad=1, eos=2, break_mode="none")
     settings = {"tokens_per_block": LONGEST, "mask_prob": 0.15, "seed": 7, "training": True}
-    return PhasedBlocks(pieces, dictionary, **settings)
+    return PhasedBlocks(pieces, small_dictionary(NUM_TOKENS), **settings)
 
 
 class Reader:

@@ -136,20 +136,6 @@ def test_a_generator_of_another_model_is_refused(
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize(
-    ("part", "named"),
-    [("generator", "no class with a mask decoder"), ("discriminator", "the form of its authors (--part pair)")],
-)
-def test_parts_without_a_class_are_refused(
-    part: str, named: str, pair: Path, tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
-    imported(pair, tmp_path)
-    capsys.readouterr()
-    command = ("export", tmp_path / "model.pt", tmp_path / "out", "--part", part)
-    assert named in error_line(capsys, main, *command, reports_progress=True)
-    assert not (tmp_path / "out").exists()
-
-
 @with_reference
 @torch.no_grad()
 def test_a_released_pair_computes_what_the_authors_code_does(tmp_path: Path) -> None:

@@ -12,16 +12,15 @@ import torch
 import transformers
 import yaml
 from failures import error_line, full_disk
-from fairseq.data import Dictionary
 from hugging_face_folders import LINES, write_tokenizer
 from safetensors.torch import load_file, save_file
 from saved_models import UPDATES, small_tokenizer, write_run
-from small_models import MODERN
+from small_models import DEBERTA_PAIR, MODERN
 from tokenizer_text import ALPHABETS, HOSTILE, learn, random_texts, word_level_directory
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Library
 
-from amos_fairseq.checkpoints.read import load_checkpoint
+from amos_fairseq.checkpoints.read import dictionary_of, load_checkpoint
 from amos_fairseq.cli.main import main
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import file_sha256
@@ -204,6 +203,8 @@ REFUSED: list[tuple[dict, list[str], str]] = [
     ({"objective": "electric"} | MODERN, ["--part", "discriminator"], "has energies of tokens or narrower embeddings"),
     ({"objective": "electric"} | T5, ["--part", "discriminator"], "two layers on relative positions"),
     ({"objective": "electra", "classes": 2} | NARROW_TANH, [], "has tanh in its classification head and narrower"),
+    ({"objective": "electra"} | DEBERTA_PAIR, ["--part", "generator"], "no class with a mask decoder"),
+    ({"objective": "electra"} | DEBERTA_PAIR, ["--part", "discriminator"], "the form of its authors (--part pair)"),
     ({"span_head": "joint"}, [], "was fine-tuned with a joint head for answers"),
 ]
 
@@ -290,9 +291,7 @@ def test_imported_tokenizers_keep_their_ids(family, tmp_path):
     tokenizer = load_tokenizer(tmp_path / family)
     exported, ids = exported_tokenizer(tokenizer), row_map(tokenizer)
     exported.encode_special_tokens = True  # as on our side, spelled symbols are text
-    dictionary = Dictionary()
-    for symbol in [*tokenizer.dictionary_symbols, "<mask>"]:
-        dictionary.add_symbol(symbol)
+    dictionary = dictionary_of(tokenizer)
     texts = [text for alphabet in ALPHABETS.values() for text in random_texts(alphabet, 100)]
     for text, encoding in zip(texts, exported.encode_batch(texts), strict=True):
         rows = [dictionary.index(piece) for piece in tokenizer.encode(text)]

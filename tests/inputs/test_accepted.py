@@ -1,18 +1,16 @@
-"""Twenty small inputs in the documented forms, against what plain code reads of them: json, csv, str.split."""
+"""Small inputs in the documented forms, against what plain code reads of them: json, csv, or by hand."""
 
 import csv
 import gzip
 import io
 import json
-import lzma
 from pathlib import Path
 
 import pytest
 import zstandard
 
-from amos_fairseq.inputs import BLANK, LINE
 from amos_fairseq.inputs.documents import DocumentFile
-from amos_fairseq.inputs.rows import Tables, read_rows
+from amos_fairseq.inputs.rows import Tables
 from amos_fairseq.inputs.tables import TableFile
 
 TEXTS = [
@@ -38,8 +36,8 @@ def objects(texts: list[object], key: str = "text") -> bytes:
     return "".join(json.dumps({"id": 1, key: text}, ensure_ascii=False) + "\n" for text in texts).encode("utf-8")
 
 
-def of_objects(texts: list[str]) -> bytes:
-    return "".join(json.dumps({"meta": {"web": {"body": text}}}) + "\n" for text in texts).encode("utf-8")
+def labeled(rows: list[tuple[str, object]]) -> bytes:
+    return "".join(json.dumps({"text": text, "label": label}) + "\n" for text, label in rows).encode()
 
 
 def blocks(end: str = "\n") -> bytes:
@@ -48,141 +46,102 @@ def blocks(end: str = "\n") -> bytes:
 
 ROWS = [["id", "text"], *([str(number), text] for number, text in enumerate(TEXTS))]
 OF_PARAGRAPHS = ["".join(f"{line}\n" for line in paragraphs) for paragraphs in PARAGRAPHS]
-OF_LINES = [f"{line}\n" for paragraphs in PARAGRAPHS for line in paragraphs]
 OF_TEXTS = [f"{text}\n" for text in TEXTS]
-# Name of the file, content, column, what ends a document, and the documents.
+INSIDE = [{"web": {"body": text}} for text in TEXTS]
+OF_NUL = ["one two\nthree\n", "four\n"]
+# Name of the file, content, the documents, and the column if it is not text.
 DOCUMENTS = {
-    "paragraphs": ("a.txt", blocks(), "text", BLANK, OF_PARAGRAPHS),
-    "any other suffix is text": ("chapter.one", blocks(), "text", BLANK, OF_PARAGRAPHS),
-    "CR LF and a mark": ("a.txt", b"\xef\xbb\xbf" + blocks("\r\n"), "text", BLANK, OF_PARAGRAPHS),
-    "CR": ("a.txt", blocks("\r"), "text", BLANK, OF_PARAGRAPHS),
-    "blank lines of spaces": (
-        "a.txt",
-        b" \n\n" + blocks().replace(b"\n\n", b"\n \t\n\n"),
-        "text",
-        BLANK,
-        OF_PARAGRAPHS,
-    ),
-    "a document a line": ("a.txt", blocks(), "text", LINE, OF_LINES),
-    "gzip": ("a.txt.gz", gzip.compress(blocks()[:20]) + gzip.compress(blocks()[20:]), "text", BLANK, OF_PARAGRAPHS),
-    "xz": ("a.txt.xz", lzma.compress(blocks()), "text", BLANK, OF_PARAGRAPHS),
-    "zstd": ("A.TXT.ZST", zstandard.compress(blocks()), "text", BLANK, OF_PARAGRAPHS),
-    "JSON lines": ("a.jsonl", objects(TEXTS), "text", BLANK, OF_TEXTS),
-    "JSON lines of a hub": ("c4.00000-of-01024.json.gz", gzip.compress(objects(TEXTS)), "text", BLANK, OF_TEXTS),
-    "another field": ("a.jsonl", objects(TEXTS, "body"), "body", BLANK, OF_TEXTS),
-    "inside of objects": ("a.jsonl", b'{"meta": {}}\n' + of_objects(TEXTS), "meta.web.body", BLANK, OF_TEXTS),
-    "a dot in a name": ("a.jsonl", b'{"meta.body": "x", "meta": {"body": "y"}}', "meta.body", BLANK, ["x\n"]),
-    "no text": ("a.jsonl", objects(["a", None, " ", "", "b", float("nan")]), "text", BLANK, ["a\n", "b\n"]),
-    "CSV": ("a.csv", separated(ROWS, ","), "text", BLANK, OF_TEXTS),
-    "TSV": ("a.tsv.zst", zstandard.compress(separated(ROWS, "\t")), "text", BLANK, OF_TEXTS),
-    "lines in a cell": (
-        "a.csv",
-        separated([["text"], ["a\n\nb\r\nc"], ["d"]], ","),
-        "text",
-        BLANK,
-        ["a\nb\nc\n", "d\n"],
-    ),
+    "any other suffix is text": ("chapter.one", blocks(), OF_PARAGRAPHS),
+    "CR LF and a mark": ("a.txt", b"\xef\xbb\xbf" + blocks("\r\n"), OF_PARAGRAPHS),
+    "zstd": ("A.TXT.ZST", zstandard.compress(blocks()), OF_PARAGRAPHS),
+    "NUL": ("a.txt", b"\0o\0ne\0 two \0\nthr\0\0ee\n\0\0\nfour\n", OF_NUL),
+    "NUL in JSON": ("a.jsonl", objects(["o\0ne two \0\nthree", "\0", "four"]), OF_NUL),
+    "JSON lines of a hub": ("c4.00000-of-01024.json.gz", gzip.compress(objects(TEXTS)), OF_TEXTS),
+    "another field": ("a.jsonl", objects(TEXTS, "body"), OF_TEXTS, "body"),
+    "inside of objects": ("a.jsonl", objects([{}, *INSIDE], "meta"), OF_TEXTS, "meta.web.body"),
+    "a dot in a name": ("a.jsonl", b'{"meta.body": "x", "meta": {"body": "y"}}', ["x\n"], "meta.body"),
+    "CSV": ("a.csv", separated(ROWS, ","), OF_TEXTS),
+    "TSV": ("a.tsv.zst", zstandard.compress(separated(ROWS, "\t")), OF_TEXTS),
+    "lines in a cell": ("a.csv", separated([["text"], ["a\n\nb\r\nc"], ["d"]], ","), ["a\nb\nc\n", "d\n"]),
 }
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)
 def test_documents(name: str, tmp_path: Path) -> None:
-    file, content, column, document, expected = DOCUMENTS[name]
+    file, content, expected, *column = DOCUMENTS[name]
     (tmp_path / file).write_bytes(content)
-    assert [each.decode("utf-8") for each in DocumentFile(tmp_path / file, column, document).read()] == expected
+    assert [each.decode("utf-8") for each in DocumentFile(tmp_path / file, *column).read()] == expected
 
 
-@pytest.mark.parametrize("folder", [False, True])
-def test_documents_of_datasets(folder: bool, tmp_path: Path) -> None:
-    table = pytest.importorskip("datasets").Dataset.from_dict(
-        {"id": list(range(len(TEXTS))), "text": TEXTS, "meta": [{"body": text} for text in TEXTS[::-1]]}
-    )
-    path = tmp_path / ("folder" if folder else "a.parquet")
-    table.save_to_disk(path, num_shards=2) if folder else table.to_parquet(path)
-    assert [each.decode("utf-8") for each in DocumentFile(path).read()] == OF_TEXTS
-    assert [each.decode("utf-8") for each in DocumentFile(path, "meta.body").read()] == OF_TEXTS[::-1]
-
-
-LABELS = ["pos", "neg", "pos", "neg"]
-PAIRS = [["a", "b", "label"], *([f"first {n}", f"second {n}", label] for n, label in enumerate(LABELS))]
-# Name of the file, content, options, texts, labels and their kind.
+LABELS, A_B, A_B_C = ["pos", "neg"], [("a",), ("b",)], [("a",), ("b",), ("c",)]
+OF_COLUMNS = b"id,text,rude,sad,new\n1,a,0,1.0,1\n2,b,0,0,False\n3,c,1,0,TRUE\n"
+OF_LISTS = [("a", [0.0, 1.0, 1.0]), ("b", [0, 0, 0]), ("c", None)]
+# Name of the file, content, options, texts, the kind of labels, and the labels.
 TABLES = {
-    "classes": (
-        "t.tsv",
-        separated([["text", "label"], *([f'"{n}"', label] for n, label in enumerate(LABELS))], "\t"),
-        {},
-        [(f'"{n}"',) for n in range(4)],
-        ("classes", LABELS),
-    ),
+    "classes": ("t.tsv", b'text\tlabel\n"""0"""\tpos\n"x"\tneg\n', {}, [('"0"',), ("x",)], "classes", LABELS),
     "pairs": (
         "t.csv",
-        separated(PAIRS, ","),
-        {"text": ["a", "b"]},
-        [(f"first {n}", f"second {n}") for n in range(4)],
-        ("classes", LABELS),
+        b"x,y,label\na,c,pos\nb,d,neg\n",
+        {"text": ["x", "y"]},
+        [("a", "c"), ("b", "d")],
+        "classes",
+        LABELS,
     ),
-    "numbers": (
-        "t.csv",
-        separated([["text", "price"], *([f"row {n}", str(n / 2)] for n in range(4))], ","),
-        {"label": "price"},
-        [(f"row {n}",) for n in range(4)],
-        ("number", [n / 2 for n in range(4)]),
-    ),
+    "numbers": ("t.csv", b"text,price\na,0.5\nb,1\n", {"label": "price"}, A_B, "number", [0.5, 1]),
     "inside of objects": (
         "t.jsonl",
         b'{"x": {"text": "a", "by": {"label": 1}}}\n{"x": {"text": "b", "by": {"label": 0}}}\n',
         {"text": ["x.text"], "label": "x.by.label"},
-        [("a",), ("b",)],
-        ("classes", ["1", "0"]),
+        A_B,
+        "classes",
+        ["1", "0"],
     ),
     "lists": (
         "t.jsonl",
-        b"".join(json.dumps({"text": f"row {n}", "label": ["a", "b"][:n]}).encode() + b"\n" for n in range(3)),
+        labeled([("a", []), ("b", ["x"]), ("c", ["x", "y"])]),
         {},
-        [(f"row {n}",) for n in range(3)],
-        ("labels", [[], ["a"], ["a", "b"]]),
+        A_B_C,
+        "labels",
+        [[], ["x"], ["x", "y"]],
     ),
     "columns of 0 and 1": (
         "t.csv",
-        b"id,text,rude,sad,new\n1,a,0,1.0,1\n2,b,0,0,False\n3,c,1,0,TRUE\n",
+        OF_COLUMNS,
         {"label": ["rude", "sad", "new"]},
-        [("a",), ("b",), ("c",)],
-        ("labels", [["sad", "new"], [], ["rude", "new"]]),
+        A_B_C,
+        "labels",
+        [["sad", "new"], [], ["rude", "new"]],
     ),
-    "lists of 0 and 1": (
-        "t.jsonl",
-        b'{"text": "a", "labels": [0.0, 1.0, 1.0]}\n{"text": "b", "labels": [0, 0, 0]}\n{"text": "c", "labels": null}\n',
-        {"label": ["labels"]},
-        [("a",), ("b",), ("c",)],
-        ("labels", [["1", "2"], [], []]),
-    ),
+    "lists of 0 and 1": ("t.jsonl", labeled(OF_LISTS), {"label": ["label"]}, A_B_C, "labels", [["1", "2"], [], []]),
     "lists of names that are numbers": (
         "t.jsonl",
-        b'{"text": "a", "label": [0, 1]}\n{"text": "b", "label": [1]}\n',
+        labeled([("a", [0, 1]), ("b", [1])]),
         {},
-        [("a",), ("b",)],
-        ("labels", [["0", "1"], ["1"]]),
+        A_B,
+        "labels",
+        [["0", "1"], ["1"]],
     ),
     "no header": (
         "t.tsv",
-        separated([[label, f"row {n}"] for n, label in enumerate(LABELS)], "\t"),
+        b"pos\ta\nneg\tb\n",
         {"text": ["2"], "label": "1", "no_header": True},
-        [(f"row {n}",) for n in range(4)],
-        ("classes", LABELS),
+        A_B,
+        "classes",
+        LABELS,
     ),
 }
 
 
 NOTES = {
     "columns of 0 and 1": "labels: 3 labels (new, rude, sad), a column of 0 and 1 each",
-    "lists of 0 and 1": "labels: 2 labels (1, 2), inferred: --kind gives another, named by their places in lists of 0 and 1",
+    "lists of 0 and 1": "label: 2 labels (1, 2), inferred: --kind gives another, named by their places in lists of 0 and 1",
 }
 
 
 @pytest.mark.parametrize("name", TABLES)
 def test_rows_with_labels(name: str, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     """What is printed has the first row, and how many there are."""
-    file, content, options, texts, (kind, labels) = TABLES[name]
+    file, content, options, texts, kind, labels = TABLES[name]
     path = tmp_path / file
     path.write_bytes(content)
     splits, space, notes = Tables(path, path, **options).check().read()
@@ -193,16 +152,6 @@ def test_rows_with_labels(name: str, tmp_path: Path, capsys: pytest.CaptureFixtu
     error = capsys.readouterr().err
     assert f"{path}: the first: {' | '.join(texts[0])} -> {labels[0]}\n" in error
     assert f": {len(texts)} rows\n" in error
-
-
-def test_lines_of_glue_have_no_quotes(tmp_path: Path) -> None:
-    """Against str.split: a quote at the start of a text is closed in another row, or never."""
-    lines = ["sentence\tlabel", '"Go\t1', 'middle "\t0', 'away"\t1', '"\t0']
-    (tmp_path / "dev.tsv").write_text("".join(f"{line}\n" for line in lines))
-    rows = read_rows(tmp_path / "dev.tsv", ["sentence"], "label", quotes=False)
-    assert [[*texts, label] for texts, label in zip(rows.texts, rows.labels, strict=True)] == [
-        line.split("\t") for line in lines[1:]
-    ]
 
 
 # Lines of TSV with quotes -> the texts of their first fields, and whether the quotes are those of CSV.

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from amos_fairseq.errors import UserError
 from amos_fairseq.inputs import LINE
 from amos_fairseq.inputs.documents import DocumentFile
 from amos_fairseq.inputs.files import clean_lines
@@ -95,5 +94,3 @@ def test_the_first_document_is_printed(tmp_path, capsys):
     ):
         DocumentFile(path, document=document).print_first()
         assert capsys.readouterr().err == f"prepare: {path}: plain text, {kind}\nprepare: {path}: the first: {first}\n"
-    with pytest.raises(UserError, match=r"t\.txt contains no text"):
-        DocumentFile(written(path, "\n\n")).print_first()

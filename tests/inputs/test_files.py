@@ -42,15 +42,6 @@ def test_all_formats_give_the_same_documents(tmp_path, kind, suffix):
     assert sum(sizes) == path.stat().st_size
 
 
-def test_nul_characters_are_removed(tmp_path):
-    """As bytes of a text or escaped in JSON; a line of nothing else is blank."""
-    text, lines = tmp_path / "text.txt", tmp_path / "text.jsonl"
-    text.write_bytes(b"\0o\0ne\0 two \0\nthr\0\0ee\n\0\0\nfour\n")
-    lines.write_text('{"text": "o\\u0000ne two \\u0000\\nthree"}\n{"text": "\\u0000"}\n{"text": "four"}\n')
-    for path in (text, lines):
-        assert list(DocumentFile(path).read()) == [b"one two\nthree\n", b"four\n"]
-
-
 def test_what_an_editor_shows_is_not_blank():
     assert not any(map(is_blank, [".", "a", "\u00a0a", "\u200b中", "\u0301", "\U0001f600", "\u200d_", "-"]))
     assert all(

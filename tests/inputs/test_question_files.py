@@ -17,7 +17,7 @@ from amos_fairseq.inputs.question_files import evaluate, fitting_units, read_squ
 SQUAD = make_squad()
 
 
-def flat_rows() -> list[dict[str, Any]]:
+def write_rows(path: Path) -> Path:
     """As load_dataset("squad_v2") gives them."""
     rows = []
     for paragraph in SQUAD["data"][0]["paragraphs"]:
@@ -25,11 +25,6 @@ def flat_rows() -> list[dict[str, Any]]:
             answers = {key: [answer[key] for answer in asked["answers"]] for key in ("text", "answer_start")}
             row = {"id": asked["id"], "title": "Synthetic", "context": paragraph["context"]}
             rows.append(row | {"question": asked["question"], "answers": answers})
-    return rows
-
-
-def write_rows(path: Path) -> Path:
-    rows = flat_rows()
     if path.suffix == ".jsonl":
         path.write_text("\ufeff" + "".join(json.dumps(row | {"is_impossible": None}) + "\n" for row in rows), "utf-8")
     else:

@@ -9,7 +9,6 @@ import pytest
 import zstandard
 
 from amos_fairseq.errors import UserError, one_line
-from amos_fairseq.inputs import FORMS
 from amos_fairseq.inputs.documents import DocumentFile
 from amos_fairseq.inputs.rows import Tables
 
@@ -52,132 +51,102 @@ TEXTS = [
         "has no column 'text', it has body, id: call it text, or choose one with --text-column of amos prepare",
     ),
     ("semicolons.csv", b"text;label\na;b\n", "has no column 'text', it has text;label"),
-    ("folder", b"", "state.json is missing: give a file, or a folder of Dataset.save_to_disk, of one split; " + FORMS),
 ]
-# Name and content of a table, options of amos classify, and the message.
+# Name and content of a table, the message, and options of amos classify.
 TABLES = [
-    ("table.txt", TSV, {}, "is no table by its name: .tsv, .csv, .jsonl and .parquet are"),
-    ("cr.csv", b"text,label\rone,a\r", {}, "line 1: the row that begins there is not quoted as CSV (new-line"),
-    ("open.csv", b'text,label\none,a\n"two,b\n', {}, "line 3: the row that begins there is not quoted as CSV"),
-    ("same.csv", b"text,label,text\n1,2,3\n", {}, "its columns (text, label, text) need different names"),
-    ("header.tsv", b"text\tlabel\n", {}, "has no row of the columns text, label"),
-    (
-        "index.tsv",
-        b"text\tlabel\n0\tone\ta\n1\ttwo\tb\n",
-        {},
-        "has no row of the columns text, label, and 2 with another",
-    ),
+    ("table.txt", TSV, "is no table by its name: .tsv, .csv, .jsonl and .parquet are"),
+    ("cr.csv", b"text,label\rone,a\r", "line 1: the row that begins there is not quoted as CSV (new-line"),
+    ("open.csv", b'text,label\none,a\n"two,b\n', "line 3: the row that begins there is not quoted as CSV"),
+    ("same.csv", b"text,label,text\n1,2,3\n", "its columns (text, label, text) need different names"),
+    ("header.tsv", b"text\tlabel\n", "has no row of the columns text, label"),
+    ("index.tsv", b"text\tlabel\n0\tone\ta\n1\ttwo\tb\n", "has no row of the columns text, label, and 2 with another"),
     (
         "other.tsv",
         b"review\tstars\nx\t1\n",
-        {},
         "has no column 'text', it has review, stars: choose with --text and --label",
     ),
-    ("label.tsv", TSV, {"label": "lable"}, "has no column 'lable', it has text, label"),
-    ("inside.jsonl", b'{"x": {"y": 1}}\n', {"text": ["x.z"]}, "has no column 'x.z', it has x: choose with --text and"),
-    ("dots.csv", b"x,label\na,b\n", {"text": ["x.y"]}, "has no column 'x.y', it has x, label: choose with --text"),
-    ("twice.tsv", TSV, {"text": ["label"]}, "--text takes one column, or two different ones for pairs"),
-    ("noise.parquet", b"this is no Parquet file", {}, "is damaged or not what its name says"),
-    (
-        "texts.jsonl",
-        b'{"text": ["a"], "label": "b"}\n',
-        {},
-        "line 1: text is a list or an object: give a column of texts",
-    ),
-    ("no_label.tsv", of_labels("", " "), {}, "has no row with a text and a label in text, label"),
-    (
-        "one.tsv",
-        of_labels("a", "a"),
-        {},
-        "1 classes (a), of which nothing can be learned: give the column of the labels",
-    ),
-    ("none.tsv", of_labels(",", ","), {"kind": "labels"}, "0 labels (), of which nothing can be learned"),
-    ("many.tsv", of_labels(*map(str, range(10_001))), {}, "10001 classes"),
+    ("label.tsv", TSV, "has no column 'lable', it has text, label", {"label": "lable"}),
+    ("inside.jsonl", b'{"x": {"y": 1}}\n', "has no column 'x.z', it has x: choose with --text and", {"text": ["x.z"]}),
+    ("dots.csv", b"x,label\na,b\n", "has no column 'x.y', it has x, label: choose with --text", {"text": ["x.y"]}),
+    ("twice.tsv", TSV, "--text takes one column, or two different ones for pairs", {"text": ["label"]}),
+    ("noise.parquet", b"this is no Parquet file", "is damaged or not what its name says"),
+    ("texts.jsonl", b'{"text": ["a"], "label": "b"}\n', "line 1: text is a list or an object: give a column of texts"),
+    ("no_label.tsv", of_labels("", " "), "has no row with a text and a label in text, label"),
+    ("one.tsv", of_labels("a", "a"), "1 classes (a), of which nothing can be learned: give the column of the labels"),
+    ("none.tsv", of_labels(",", ","), "0 labels (), of which nothing can be learned", {"kind": "labels"}),
+    ("many.tsv", of_labels(*map(str, range(10_001))), "10001 classes"),
     (
         "large.tsv",
         of_labels("1", "2e300"),
-        {"kind": "number"},
         "line 3, column label: the label '2e300' is not a number",
+        {"kind": "number"},
     ),
     (
         "times.tsv",
         of_labels("1700000000.5", "1700000001.5"),
-        {},
         "numbers of mean 1.7e+09 and standard deviation 0.5, of which",
     ),
-    (
-        "object.jsonl",
-        b'{"text": "a", "label": {"id": 1}}\n',
-        {},
-        "line 1, column label: the label {'id': 1} is not one of",
-    ),
+    ("object.jsonl", b'{"text": "a", "label": {"id": 1}}\n', "line 1, column label: the label {'id': 1} is not one of"),
     (
         "list.jsonl",
         b'{"text": "a", "label": ["b"]}\n',
-        {"kind": "classes"},
         "the label ['b'] is not one of several classes",
+        {"kind": "classes"},
     ),
     (
         "marks.csv",
         b"text,rude,sad\na,0,1\nb,0,\n",
-        {"label": ["rude", "sad"]},
         "line 3, column rude, sad: sad is '', not 0 or 1",
+        {"label": ["rude", "sad"]},
     ),
     (
         "utf16.csv",
         "text,label\r\ngood,1\r\n".encode("utf-16-le"),
-        {},
         "line 1: 11 of its 23 bytes are NUL, as in UTF-16 without a byte-order mark: convert the whole file",
     ),
-    ("comment.csv", b"# made in May\ntext,label\na,b\n", {}, "where its first line is a comment, remove it"),
+    ("comment.csv", b"# made in May\ntext,label\na,b\n", "where its first line is a comment, remove it"),
     (
         "semicolons.csv",
         b"text;label\ngood;a\n",
-        {},
         "its columns are separated by ';': convert it (docs/converting.md, Tables)",
     ),
     (
         "row_names.tsv",
         b'"text"\t"label"\n"1"\t"good"\t"a"\n"2"\t"bad"\t"b"\n',
-        {},
         "and 2 with another number of columns: if R added row names, write the table with row.names=FALSE",
     ),
     (
         "python.csv",
         b"text,label\ngood,\"['a', 'b']\"\n",
-        {"kind": "labels"},
         "is a list as Python prints it: write the table as JSON lines",
+        {"kind": "labels"},
     ),
     (
         "few.tsv",
         TSV,
-        {"dev": None},
         "few.tsv has 2 different texts of 2 classes, too few to choose dev texts: give --dev",
+        {"dev": None},
     ),
 ]
 
 
-def written(path: Path, content: bytes | None) -> Path:
-    if path.name == "folder":
-        path.mkdir()
-    elif content is not None:
-        path.write_bytes(content)
-    return path
-
-
 @pytest.mark.parametrize(("name", "content", "message"), TEXTS, ids=[case[0] for case in TEXTS])
 def test_texts(name: str, content: bytes | None, message: str, tmp_path: Path) -> None:
-    path = written(tmp_path / name, content)
+    path = tmp_path / name
+    if content is not None:
+        path.write_bytes(content)
     with pytest.raises(UserError) as error:
         list(DocumentFile(path).read())
     assert message in str(error.value)
     assert str(path) in one_line(str(error.value)) == str(error.value)
 
 
-@pytest.mark.parametrize(("name", "content", "options", "message"), TABLES, ids=[case[0] for case in TABLES])
-def test_tables(name: str, content: bytes, options: dict, message: str, tmp_path: Path) -> None:
-    path = written(tmp_path / name, content)
+@pytest.mark.parametrize("case", TABLES, ids=[case[0] for case in TABLES])
+def test_tables(case: tuple, tmp_path: Path) -> None:
+    name, content, message, *options = case
+    path = tmp_path / name
+    path.write_bytes(content)
     with pytest.raises(UserError) as error:
-        Tables(path, **{"dev": path} | options).check().read()
+        Tables(path, **{"dev": path} | dict(*options)).check().read()
     assert message in str(error.value)
     assert "\n" not in str(error.value)

@@ -2,7 +2,6 @@
 
 import gzip
 import json
-import lzma
 import random
 import unicodedata
 from pathlib import Path
@@ -45,24 +44,24 @@ WORDS_OF_TREES = [["I", "do", "n't"], ["a b"]]
 
 
 def write(path: Path, text: str) -> Path:
-    opened = {".gz": gzip.open, ".xz": lzma.open}.get(path.suffix, open)
-    with opened(path, "wb") as file:
-        file.write(text.encode("utf-8"))
+    path.write_bytes(text.encode("utf-8"))
     return path
 
 
 def name_for(content: object) -> str:
-    """Return a name whose suffix says what a file holds: JSON lines, or words."""
-    return "file.jsonl" if isinstance(content, str) and content.startswith("{") else "file.txt"
+    """Return a name whose suffix says what a file holds: JSON lines, brat's spans, or words."""
+    if isinstance(content, str) and content.startswith(("{", "T1\t")):
+        return "file.jsonl" if content[0] == "{" else "file.ann"
+    return "file.txt"
 
 
 def lines_of(rows: list[dict]) -> str:
     return "".join(json.dumps(row) + "\n" for row in rows)
 
 
-@pytest.mark.parametrize("suffix", ["", ".gz", ".xz"])
-def test_columns(suffix, tmp_path):
-    file = read_sentences(write(tmp_path / f"train.txt{suffix}", CONLL2003))
+def test_columns(tmp_path):
+    (tmp_path / "train.txt.gz").write_bytes(gzip.compress(CONLL2003.encode()))
+    file = read_sentences(tmp_path / "train.txt.gz")
     assert file.sentences == [
         Sentence(["U.N.", "#1\u00a0000"], {"2": ["NNP", "CD"], "3": ["I-NP", "I-NP"], "label": ["I-ORG", "O"]}),
         Sentence(["Peter"], {"2": ["NNP"], "3": ["I-NP"], "label": ["I-PER"]}),
@@ -91,7 +90,7 @@ def test_names_of_columns(text, names, words, columns, tmp_path):
 
 
 def test_conllu(tmp_path):
-    first, second = read_conllu(write(tmp_path / "dev.txt.xz", TREES)).sentences
+    first, second = read_conllu(write(tmp_path / "dev.txt", TREES)).sentences
     assert first.words == first.columns["form"] == ["I", "do", "n't"]
     assert (second.words, second.columns["upos"]) == (["a b"], ["X"])
     assert list(first.columns) == ["form", "lemma", "upos", "xpos", "feats", "head", "deprel", "deps", "misc"]
@@ -316,33 +315,25 @@ def named(path: Path) -> WordFile:
 
 
 FORMS = "words are read from CoNLL-U, .* docs/converting.md"
-# A reader, a file, and the beginning of the one line that refuses it.
+# A file, the beginning of the one line that refuses it, and another reader.
 REFUSED = [
-    (read_sentences, "a X\nb X Y\n", f"line 2: 3 columns .b X Y., expected word, label: {FORMS}"),
-    (read_sentences, "a\tX\nb\t\n", f"line 2: 1 columns .b., expected word, label: {FORMS}"),
-    (read_sentences, "a\nb\n", f"line 1: 1 columns .a., expected word, label: {FORMS}"),
-    (read_sentences, "\n \n", f"has no sentence: {FORMS}"),
-    (read_sentences, "-DOCSTART- O\n\n\u00a0 O\n", f"has no sentence: {FORMS}"),
-    (read_sentences, "café X\n".encode("latin-1"), "line 1.*not UTF-8"),
-    (read_sentences, None, "no such file"),
-    (
-        read_sentences,
-        lines_of([{"tokens": ["a"], "ner_tags": [0]}]),
-        "row 1: ner_tags is no list of texts .*: .0.: words",
-    ),
-    (read_sentences, lines_of([{"tokens": ["a", "b"], "tags": ["O"]}]), "row 1: tags is no list .* as long as tokens"),
-    (read_sentences, lines_of([{"tokens": ["a"], "tags": [" "]}]), "row 1: tags is no list of texts"),
-    (read_sentences, lines_of([{"tokens": "a b", "tags": ["O"]}]), "row 1: tokens is no list of texts"),
-    (read_sentences, lines_of([{"tokens": ["a", "b\nc"], "tags": ["O", "O"]}]), "row 1: tokens is no list of texts"),
-    (
-        read_sentences,
-        lines_of([{"text": "a", "tags": ["O"]}]),
-        "no column 'tokens', it has text, tags: .* --column; words",
-    ),
-    (read_sentences, '{"text": "a", "label": "b"}', f"row 1: 'a' is no text, or 'b' no list of spans: {FORMS}"),
-    (read_sentences, '{"text": null, "spans": []}', "row 1: None is no text, or .. no list of spans: words"),
+    ("a X\nb X Y\n", f"line 2: 3 columns .b X Y., expected word, label: {FORMS}"),
+    ("a\tX\nb\t\n", f"line 2: 1 columns .b., expected word, label: {FORMS}"),
+    ("a\nb\n", f"line 1: 1 columns .a., expected word, label: {FORMS}"),
+    ("\n \n", f"has no sentence: {FORMS}"),
+    ("-DOCSTART- O\n\n\u00a0 O\n", f"has no sentence: {FORMS}"),
+    ("café X\n".encode("latin-1"), "line 1.*not UTF-8"),
+    (None, "no such file"),
+    (lines_of([{"tokens": ["a"], "ner_tags": [0]}]), "row 1: ner_tags is no list of texts .*: .0.: words"),
+    (lines_of([{"tokens": ["a", "b"], "tags": ["O"]}]), "row 1: tags is no list .* as long as tokens"),
+    (lines_of([{"tokens": ["a"], "tags": [" "]}]), "row 1: tags is no list of texts"),
+    (lines_of([{"tokens": "a b", "tags": ["O"]}]), "row 1: tokens is no list of texts"),
+    (lines_of([{"tokens": ["a", "b\nc"], "tags": ["O", "O"]}]), "row 1: tokens is no list of texts"),
+    (lines_of([{"text": "a", "tags": ["O"]}]), "no column 'tokens', it has text, tags: .* --column; words"),
+    ('{"text": "a", "label": "b"}', f"row 1: 'a' is no text, or 'b' no list of spans: {FORMS}"),
+    ('{"text": null, "spans": []}', "row 1: None is no text, or .. no list of spans: words"),
     *(
-        (read_sentences, f'{{"text": "a", "spans": [[0, 1, "X"], {span}]}}', "row 1: .* is not start, end and label of")
+        (f'{{"text": "a", "spans": [[0, 1, "X"], {span}]}}', "row 1: .* is not start, end and label of")
         for span in [
             '{"start":0,"end":1,"label":"X","text":"b"}',
             '"O"',
@@ -354,53 +345,45 @@ REFUSED = [
             '[0,1,""]',
         ]
     ),
+    ('{"text": "a", "label": [[0, 2, "X"]]}', r"row 1: .0, 2, 'X'. is not .* in a text of 1 characters"),
+    (TREES.replace("3\tn't", "4\tn't"), "line 7: expected word 3 in the ten columns of CoNLL-U", read_conllu),
     (
-        read_sentences,
-        '{"text": "a", "label": [[0, 2, "X"]]}',
-        r"row 1: .0, 2, 'X'. is not .* in a text of 1 characters",
-    ),
-    (read_conllu, TREES.replace("3\tn't", "4\tn't"), "line 7: expected word 3 in the ten columns of CoNLL-U"),
-    (
-        read_conllu,
         TREES.replace("\n1\ta b", "1\ta b"),
         "line 8: expected word 4 .* with a blank line after each sentence",
+        read_conllu,
     ),
     (
-        read_conllu,
         TREES.replace("\tVBP\t", " VBP "),
         "line 5: expected word 2 in the ten columns of CoNLL-U, separated by",
+        read_conllu,
     ),
-    (read_conllu, TREES.replace("advmod", " "), "line 7: expected word 3"),
-    (read_conllu, CONLL2003, "line 3: expected word 1 .*: 'U.N. NNP I-NP I-ORG'"),
-    (read_conllu, "# a\n", "has no sentence"),
-    (read_sentences, "a\tX\n" * 201, "no blank line, so that its 201 words are one sentence: put one"),
-    (unlabeled, "The dog  sees\nA\tcat\n", "line 2: 2 columns .A cat., expected word, 2, label"),
-    (named, "a X O\n", "line 1: 3 columns .a X O., expected word, pos"),
+    (TREES.replace("advmod", " "), "line 7: expected word 3", read_conllu),
+    (CONLL2003, "line 3: expected word 1 .*: 'U.N. NNP I-NP I-ORG'", read_conllu),
+    ("# a\n", "has no sentence", read_conllu),
+    ("a\tX\n" * 201, "no blank line, so that its 201 words are one sentence: put one"),
+    ("The dog  sees\nA\tcat\n", "line 2: 2 columns .A cat., expected word, 2, label", unlabeled),
+    ("a X O\n", "line 1: 3 columns .a X O., expected word, pos", named),
     (
-        named,
         lines_of(ROWS_OF_WORDS),
         "--columns names all columns, with word among them, of a file with one word a line",
+        named,
     ),
-    (lambda path: read_sentences(path, ["a", "b"]), "a X\n", "--columns names all columns, with word among them"),
+    ("a X\n", "--columns names all columns, with word among them", lambda path: read_sentences(path, ["a", "b"])),
+    (
+        "T1\tPER 0 4\tAnna\nT2\tLOC 9 13\tRome\n",
+        "holds brat's spans without their text: write JSON lines with text and spans",
+    ),
 ]
 
 
 @pytest.mark.parametrize("case", range(len(REFUSED)))
 def test_refusals(case, tmp_path):
     """One line that names the file and the place."""
-    read, content, message = REFUSED[case]
+    content, message, *other = REFUSED[case]
+    read = other[0] if other else read_sentences
     path = tmp_path / name_for(content)
     if content is not None:
         path.write_bytes(content if isinstance(content, bytes) else content.encode("utf-8"))
     with pytest.raises(UserError, match=rf"{path.name}.*{message}") as refusal:
         read(path)
     assert "\n" not in str(refusal.value)
-
-
-def test_spans_of_brat_are_no_words(tmp_path):
-    """Its lines have a label, and with blanks or a dev set they would train."""
-    annotations = write(tmp_path / "a.ann", "T1\tPER 0 4\tAnna\nT2\tLOC 9 13\tRome\n")
-    with pytest.raises(
-        UserError, match=r"a.ann holds brat's spans without their text: write JSON lines with text and spans"
-    ):
-        read_sentences(annotations)

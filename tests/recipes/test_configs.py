@@ -4,7 +4,6 @@ import os
 import re
 import subprocess
 from argparse import Namespace
-from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
@@ -12,19 +11,19 @@ from types import SimpleNamespace
 import pytest
 import torch
 from fairseq import models, options
-from fairseq.data import Dictionary
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.models import MODEL_DATACLASS_REGISTRY
 from fairseq.registry import REGISTRIES
 from fairseq.tasks import TASK_DATACLASS_REGISTRY
 from forked_command import run_module
 from omegaconf import DictConfig, OmegaConf
+from tiny_runs import ROOT
 
 import amos_fairseq  # noqa: F401  (registers the classes that the recipes name)
+from amos_fairseq.flops import synthetic_dictionary
 from amos_fairseq.models.configuration import OF_FINE_TUNING
 from amos_fairseq.recipes import RECIPES, composition
 
-ROOT = Path(__file__).resolve().parents[2]
 CONFIG = ROOT / "examples" / "pretraining" / "config"  # what users of fairseq name: a link to the recipes
 # Hydra warns that a function that fairseq calls is deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -42,13 +41,11 @@ KINDS += [
 ]
 
 
-@cache
-def compose_recipe(name: str, *overrides: str, config_dir: Path = RECIPES) -> DictConfig:
+def compose_recipe(name: str, *overrides: str) -> DictConfig:
     """The configuration that ``fairseq-hydra-train`` passes to fairseq."""
-    return composition.compose_recipe(name, ["task.data=DATA", "checkpoint.save_dir=SAVE_DIR", *overrides], config_dir)
+    return composition.compose_recipe(name, ["task.data=DATA", "checkpoint.save_dir=SAVE_DIR", *overrides])
 
 
-@cache
 def recipe_as_flags(name: str) -> DictConfig:
     """The same from train.sh: a script in place of fairseq-train prints its arguments."""
     with TemporaryDirectory() as directory:
@@ -70,12 +67,9 @@ def parse_flags(flags: list[str]) -> DictConfig:
 
 def build_on_meta(model_cfg: DictConfig, vocabulary_size: int) -> dict[str, torch.Size]:
     """Names and shapes of the whole model in its real sizes; the meta device holds no values."""
-    dictionary = Dictionary()
-    for number in range(vocabulary_size - len(dictionary) - 1):
-        dictionary.add_symbol(f"piece{number}", n=vocabulary_size - number)  # counts: for a unigram generator
-    dictionary.add_symbol("<mask>")
+    task = SimpleNamespace(source_dictionary=synthetic_dictionary(vocabulary_size), masked_share=0.15)
     with torch.device("meta"):
-        model = models.build_model(model_cfg, SimpleNamespace(source_dictionary=dictionary, masked_share=0.15))
+        model = models.build_model(model_cfg, task)
     return {name: parameter.shape for name, parameter in model.named_parameters()}
 
 

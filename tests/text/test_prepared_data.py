@@ -63,22 +63,22 @@ def test_each_content_has_its_folder_which_is_made_once(prepare: Preparation) ->
     assert all(folder.parent == prepare.out / "data" and folder.name.startswith("toy-") for folder in others)
 
 
-def test_a_source_can_be_a_folder(tmp_path: Path) -> None:
+def test_a_source_can_be_a_folder(prepare: Preparation, tmp_path: Path) -> None:
     """As datasets saves tables: a change of a file in it, or of its name, counts."""
-    (tmp_path / "table").mkdir()
-    fake: Any = SimpleNamespace(sha256="T")
+    prepare.source = tmp_path / "table"
+    prepare.source.mkdir()
     described = []
     for name, content in (("a", "1"), ("a", "2"), ("b", "2")):
-        (tmp_path / "table" / name).write_text(content)
-        described.append(json.dumps(description_of({"train": tmp_path / "table"}, fake, {})))
+        (prepare.source / name).write_text(content)
+        described.append(json.dumps(prepare.describe()))
     assert len(set(described)) == 3
 
 
-def test_sources_are_there_and_have_names_in_utf_8(tmp_path: Path) -> None:
-    fake: Any = SimpleNamespace(sha256="T")
+def test_sources_are_there_and_have_names_in_utf_8(prepare: Preparation, tmp_path: Path) -> None:
     for name in ("absent", "b\udce9"):
+        prepare.source = tmp_path / name
         with pytest.raises(UserError, match=r"no such file, or a name that is not UTF-8"):
-            description_of({"train": tmp_path / name}, fake, {})
+            prepare.describe()
 
 
 def test_a_failure_leaves_nothing(prepare: Preparation) -> None:

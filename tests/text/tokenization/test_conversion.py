@@ -18,12 +18,12 @@ from typing import NamedTuple
 
 import pytest
 import sentencepiece
-from fairseq.data import Dictionary
 from sentencepiece import sentencepiece_model_pb2
 from tiny_runs import ROOT
-from tokenizer_text import ALPHABETS, HOSTILE, hugging_face_directory, random_texts, train_bpe
+from tokenizer_text import ALPHABETS, HOSTILE, hugging_face_directory, random_texts, train_bpe, word_level_directory
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
+from amos_fairseq.checkpoints.read import dictionary_of
 from amos_fairseq.errors import UserError
 from amos_fairseq.text.tokenization import load_tokenizer
 from amos_fairseq.text.tokenization.conversion import check_on_text, convert
@@ -57,9 +57,7 @@ def learned(request, sample) -> Learned:
 def assert_same_ids(tokenizer: FastTokenizer, expected: Callable[[str], list[int]], texts: list[str]) -> None:
     library = tokenizer.hugging_face_tokenizer()
     library.encode_special_tokens = True  # as on our side, spelled symbols are text
-    dictionary = Dictionary()
-    for symbol in [*tokenizer.dictionary_symbols, "<mask>"]:
-        dictionary.add_symbol(symbol)
+    dictionary = dictionary_of(tokenizer)
     assert (dictionary.bos(), dictionary.eos()) == (0, 2)
     for text, encoding in zip(texts, library.encode_batch(texts), strict=True):
         wanted = expected(text)
@@ -291,8 +289,6 @@ def learned_codes(folder: Path) -> tuple[list[tuple[str, str]], dict[str, None]]
 
 def test_fastbpe_codes_and_vocabulary(tmp_path):
     codes, vocabulary = learned_codes(tmp_path)
-    with pytest.raises(UserError, match="has the codes of fastBPE: give its vocabulary, too, by --vocabulary"):
-        convert(tmp_path / "codes", None, [])
     convert(tmp_path / "codes", tmp_path / "vocab", []).save(tmp_path / "saved")
     tokenizer = load_tokenizer(tmp_path / "saved")
     assert tokenizer.dictionary_symbols == [*vocabulary]
@@ -336,31 +332,23 @@ def unigram_of_bpe() -> FastTokenizer:
     return FastTokenizer(library.to_str().encode(), {"<unk>": "<unk>"})
 
 
-def words_of(*words: str) -> FastTokenizer:
-    library = Tokenizer(
-        models.WordLevel({word: index for index, word in enumerate(["<unk>", *words])}, unk_token="<unk>")
-    )
-    library.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return FastTokenizer(library.to_str().encode(), {"<unk>": "<unk>"})
+def library_of_nothing() -> FastTokenizer:
+    library = Tokenizer(models.BPE({"q": 0, "<s>": 1}, []))
+    library.normalizer = normalizers.Replace(Regex(r"[\s\S]"), "")
+    return FastTokenizer(library.to_str().encode(), {"<s>": "<s>"})
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (unigram_of_bpe, "pieces are divided again by it, the first: '▁"),
-        (lambda: words_of("the", "fox"), "unknown pieces, the first: '"),
-        (lambda: library_of_nothing(), "lines have no piece"),
+        (lambda _: unigram_of_bpe(), "pieces are divided again by it, the first: '▁"),
+        (lambda path: load_tokenizer(word_level_directory(path / "a", ["the", "fox"])), "unknown pieces, the first: '"),
+        (lambda _: library_of_nothing(), "lines have no piece"),
     ],
 )
-def test_a_wrong_tokenizer_is_refused_with_a_count(make, message):
+def test_a_wrong_tokenizer_is_refused_with_a_count(make, message, tmp_path):
     with pytest.raises(UserError, match=message):
-        check_on_text(make(), TEXTS)
-
-
-def library_of_nothing() -> FastTokenizer:
-    library = Tokenizer(models.BPE({"q": 0, "<s>": 1}, []))
-    library.normalizer = normalizers.Replace(Regex(r"[\s\S]"), "")
-    return FastTokenizer(library.to_str().encode(), {"<s>": "<s>"})
+        check_on_text(make(tmp_path), TEXTS)
 
 
 @pytest.mark.parametrize(
@@ -387,32 +375,25 @@ def test_the_unknown_token_is_that_of_the_model(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
+    ("files", "message"),
     [
-        (b"\x0a\xff\xff", "is not a SentencePiece model"),
-        (b"#version: 0.2\na b\n", "has the codes of subword-nmt, which are not read"),
-        (b"", "models of the types bpe and unigram are read"),
-        (b"a b\n", "is not a Sent"),
+        ({"spm.model": b"\x0a\xff\xff"}, "is not a SentencePiece model"),
+        ({"spm.model": b"#version: 0.2\na b\n"}, "has the codes of subword-nmt, which are not read"),
+        ({"spm.model": b""}, "models of the types bpe and unigram are read"),
+        ({"spm.model": b"a b\n"}, "is not a Sent"),
+        ({"codes": b"a b 1\n"}, "has the codes of fastBPE: give its vocabulary, too, by --vocabulary"),
+        ({"vocab.json": b'{"a": 0}', "merges.txt": b"a b c\n"}, "the vocabulary files in .* cannot be read"),
+        (
+            {"vocab.json": b'{"a": 0, "t</w>": 1, "at</w>": 2}', "merges.txt": b"a t</w>\n"},
+            r"cannot be read \(its BPE is not one of bytes: give its tokenizer.json\)",
+        ),
     ],
 )
-def test_what_is_no_model_is_one_line(content, message, tmp_path):
-    (tmp_path / "spm.model").write_bytes(content)
+def test_what_is_no_model_is_one_line(files, message, tmp_path):
+    for name, content in files.items():
+        (tmp_path / name).write_bytes(content)
     with pytest.raises(UserError, match=message):
-        convert(tmp_path / "spm.model", None, [])
-
-
-def test_merges_that_are_none(tmp_path):
-    (tmp_path / "vocab.json").write_text('{"a": 0}')
-    (tmp_path / "merges.txt").write_text("a b c\n")
-    with pytest.raises(UserError, match=r"the vocabulary files in .* cannot be read"):
-        convert(tmp_path / "vocab.json", None, [])
-
-
-def test_pieces_of_characters_are_not_read_as_bytes(tmp_path):
-    (tmp_path / "vocab.json").write_text('{"a": 0, "t</w>": 1, "at</w>": 2}')
-    (tmp_path / "merges.txt").write_text("a t</w>\n")
-    with pytest.raises(UserError, match=r"cannot be read \(its BPE is not one of bytes: give its tokenizer.json\)"):
-        convert(tmp_path / "vocab.json", None, [])
+        convert(tmp_path / next(iter(files)), None, [])
 
 
 @pytest.mark.parametrize(

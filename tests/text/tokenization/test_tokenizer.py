@@ -5,7 +5,7 @@ import random
 
 import pytest
 import tokenizer_text
-from tokenizer_text import ALPHABETS, HOSTILE, random_texts, word_level_directory
+from tokenizer_text import ALPHABETS, HOSTILE, random_texts
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from amos_fairseq.errors import UserError
@@ -38,7 +38,6 @@ SENTENCES += [["<mask>", "</s>", "x<s>y", "[MASK]", "中国", "人"]]
 SENTENCES += [["Rockwell", "'s", "U.S.", "$", "1,000.5", "--", "can't", "ﬁne", "İstanbul", "snow☃man"]]
 # Words of which no piece remains for some tokenizers: removed, or counted as a space.
 VANISHING = ["\u200b", "\x07", "\ufeff", "\u0301"]
-SPECIAL = ["<s>", "<pad>", "</s>", "<mask>"]
 
 
 def test_spelling_is_reversible_and_one_to_one():
@@ -227,24 +226,10 @@ def test_the_documented_token_of_a_word_in_raw_text_is_its_first_piece(tokenizer
     assert num_words > 100
 
 
-def test_a_text_that_the_library_refuses_is_one_line(tmp_path):
-    """A model of words whose unknown token is not in its vocabulary raises a bare Exception."""
-    tokenizer = load_tokenizer(word_level_directory(tmp_path / "words", ["one", "two"], absent=["[UNK]"]))
-    assert tokenizer.encode("one two") == ["one", "two"]
-    for call in (tokenizer.encode, tokenizer.encode_with_offsets):
-        with pytest.raises(UserError, match=r"cannot encode the text .*: give one with a token for what"):
-            call("one three")
-
-
-@pytest.fixture(scope="module")
-def library() -> Tokenizer:
-    """A token a word, without special tokens."""
-    tokenizer = Tokenizer(models.WordLevel({"x": 0, "y": 1}, unk_token="x"))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return tokenizer
-
-
-def test_lengths_are_those_of_longest_first(library):
+def test_lengths_are_those_of_longest_first():
+    """Of the library, with a token a word and no special tokens."""
+    library = Tokenizer(models.WordLevel({"x": 0, "y": 1}, unk_token="x"))
+    library.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     for first, second, limit in itertools.product(range(1, 9), range(1, 9), range(1, 17)):
         library.enable_truncation(limit, strategy="longest_first")
         ids = library.encode(" ".join("x" * first), " ".join("y" * second)).ids
