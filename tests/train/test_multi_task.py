@@ -121,12 +121,12 @@ def assert_scores_are_those_of_heads(place, run):
     data, loaded = read_text_data(place / "data" / "RTE"), load_checkpoint(run)
     lines = [line.split("\t") for line in (run / "predictions.RTE.valid.tsv").read_text().splitlines()[1:]]
     inputs = data.inputs("valid", 80, loaded.separator)
-    for number, (_, prediction, label) in enumerate(lines):
+    for number, (_, prediction, label, *_) in enumerate(lines):
         with torch.no_grad():
             logits, _ = loaded.model(inputs[number][None], classification_head_name="RTE")
         assert data.label_names[int(logits.argmax())] == prediction
         assert data.label_names[int(data.labels("valid")[number])] == label
     scores = json.loads((run / "result.json").read_text())["scores"]
-    accuracy = 100 * np.mean([prediction == label for _, prediction, label in lines])
+    accuracy = 100 * np.mean([prediction == label for _, prediction, label, *_ in lines])
     assert scores["RTE accuracy"] == pytest.approx(accuracy)
     assert scores["average"] == pytest.approx((scores["RTE accuracy"] + scores["STS-B spearman"]) / 2)
