@@ -1,13 +1,15 @@
 """Tasks of fine-tuning as ``fairseq-train`` sets them up, a small AMOS model for them, and the commands around them."""
 
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
 from fairseq.data.iterators import EpochBatchIterator
 from fairseq.models import BaseFairseqModel
 from fairseq.tasks import TASK_DATACLASS_REGISTRY, FairseqTask, setup_task
-from forked_command import run_main
+from forked_command import run_command, run_main
+from interrupted_run import assert_same_bits, assert_same_run, checkpoint, killed_at
 from omegaconf import OmegaConf
 
 from amos_fairseq.cli.main import main
@@ -49,9 +51,38 @@ def epoch_ids(task: FairseqTask, *args: int, **settings: Any) -> list[list[int]]
     return [batch["id"].tolist() for batch in epoch_batches(task, *args, **settings)]
 
 
+def write_recipe(place: Path, task: str, **changes: Any) -> None:
+    """``place/recipe.yaml``, by which a small model learns synthetic data within seconds; YAML reads JSON."""
+    defaults = {"lr": 3e-3, "batch_size": 8, "warmup": 0.1, "dropout": 0, "attention_dropout": 0} | changes
+    (place / "recipe.yaml").write_text(json.dumps({"defaults": defaults, "tasks": {task: {}}}), encoding="utf-8")
+
+
+def fine_tuning_words(command: str, place: Path, out: Path, *flags: object) -> list[str]:
+    """``amos COMMAND`` with one seed, on the checkpoint and with the recipe of ``place``."""
+    words = [command, "--checkpoint", place / "start", "--recipe", place / "recipe.yaml", "--seeds", 1, "--cpu"]
+    return [str(word) for word in (*words, "--out", out, *flags)]
+
+
 def fine_tune(command: str, place: Path, out: Path, *flags: object) -> str:
-    """``amos COMMAND`` with one seed, on the checkpoint and with the recipe of ``place``; what it prints."""
-    words = ["--checkpoint", place / "start", "--recipe", place / "recipe.yaml", "--seeds", 1, "--cpu", "--out", out]
-    done = run_main(main, command, *words, *flags)
+    """Run :func:`fine_tuning_words`; what it prints."""
+    done = run_main(main, *fine_tuning_words(command, place, out, *flags))
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
+
+
+def train(flags: str, data: object, place: Path, out: Path, *more: object, num_ranks: int = 1) -> Path:
+    """``fairseq-train`` from the checkpoint of ``place`` into ``out``, which is returned."""
+    words = [data, *shlex.split(flags), "--finetune-from-model", place / "start" / "checkpoint_last.pt"]
+    run_command("fairseq_cli.train", [str(word) for word in (*words, "--save-dir", out, *more)], num_ranks)
+    return out
+
+
+def assert_exact_on_ranks_and_after_a_kill(flags: str, data: object, place: Path, folder: Path, *more: object) -> Path:
+    """Two ranks have the bits of two micro-batches of one, and so has a run that is killed; return the run of one rank."""
+    alone = train(flags, data, place, folder / "alone", *more, "--update-freq", 2)
+    ranks = train(flags, data, place, folder / "ranks", *more, num_ranks=2)
+    assert_same_bits(checkpoint(ranks)["model"], checkpoint(alone)["model"], "model")
+    killed = killed_at(5, alone, folder / "killed")
+    train(flags, data, place, killed, *more, "--update-freq", 2)
+    assert_same_run(killed, alone)
+    return alone

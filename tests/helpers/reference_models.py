@@ -78,11 +78,17 @@ class ReferenceAmos:
         rows = [[t5_row(key - query, *buckets) for key in range(length)] for query in range(length)]
         return table[torch.tensor(rows)].permute(2, 0, 1)
 
+    def first_states(self, encoder: str, embeddings: Tensor) -> Tensor:
+        """The input of the first layer; there is no projection if the widths are equal."""
+        positions = self.p[f"{encoder}.embed_positions.weight"][: len(embeddings)]
+        x = self.norm(f"{encoder}.embedding_norm", embeddings + positions)
+        projected = f"{encoder}.embedding_projection"
+        return self.linear(projected, x) if f"{projected}.weight" in self.p else x
+
     def layers(self, encoder: str, embeddings: Tensor, num_layers: int, stops: list[int]) -> list[Tensor]:
         """Outputs of all layers; the layer above a stop starts from a constant."""
-        length = len(embeddings)
-        bias = self.bias(encoder, length)
-        x = self.norm(f"{encoder}.embedding_norm", embeddings + self.p[f"{encoder}.embed_positions.weight"][:length])
+        bias = self.bias(encoder, len(embeddings))
+        x = self.first_states(encoder, embeddings)
         outputs = []
         for number in range(num_layers):
             outputs.append(self.layer(f"{encoder}.layers.{number}", x, bias))
@@ -218,20 +224,10 @@ class ReferenceTeams(ReferenceAmos):
         leaves = {value: value.detach().double().requires_grad_() for value in model.parameters()}
         self.p = {name: leaves[value] for name, value in model.named_parameters(remove_duplicate=False)}
 
-    def first_states(self, encoder: str, tokens: Tensor) -> Tensor:
-        """The input of the first layer; there is no projection if the widths are equal."""
-        embeddings = self.p["embed_tokens.weight"][tokens] + self.p[f"{encoder}.embed_positions.weight"][: len(tokens)]
-        x = self.norm(f"{encoder}.embedding_norm", embeddings)
-        projected = f"{encoder}.embedding_projection"
-        return self.linear(projected, x) if f"{projected}.weight" in self.p else x
-
     def states(self, encoder: str, tokens: Tensor) -> list[Tensor]:
         """The input of the first layer and the output of every layer."""
-        outputs = [self.first_states(encoder, tokens)]
-        bias = self.bias(encoder, len(tokens))
-        for number in range(self.num_layers[encoder]):
-            outputs.append(self.layer(f"{encoder}.layers.{number}", outputs[-1], bias))
-        return outputs
+        embeddings = self.p["embed_tokens.weight"][tokens]
+        return [self.first_states(encoder, embeddings), *self.layers(encoder, embeddings, self.num_layers[encoder], [])]
 
     def head(self, name: str, x: Tensor) -> Tensor:
         return self.norm(f"{name}.norm", gelu(self.linear(f"{name}.dense", x)))

@@ -4,14 +4,14 @@ import json
 import random
 import shutil
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
 import tokenizers
 import torch
-from fairseq.data import Dictionary, indexed_dataset
-from fairseq.data.indexed_dataset import MMapIndexedDataset
+from fairseq.data import Dictionary
+from fairseq.data.indexed_dataset import MMapIndexedDataset, MMapIndexedDatasetBuilder
 from omegaconf import OmegaConf
 
 from amos_fairseq.tasks.text_pretraining import TextPretrainingConfig, TextPretrainingTask
@@ -91,13 +91,19 @@ def file_bytes(out: Path) -> dict[str, bytes]:
     return content
 
 
+def write_rows(directory: Path, split: str, rows: Iterable[Sequence[int]]) -> None:
+    """A split as fairseq-preprocess writes it for less than 65,500 symbols."""
+    directory.mkdir(parents=True, exist_ok=True)
+    builder = MMapIndexedDatasetBuilder(str(directory / f"{split}.bin"), np.uint16)
+    for row in rows:
+        builder.add_item(torch.as_tensor(row))
+    builder.finalize(str(directory / f"{split}.idx"))
+
+
 def write_split(directory: Path, split: str, num_lines: int, seed: int) -> None:
     generator = np.random.default_rng(seed)
-    builder = indexed_dataset.make_builder(str(directory / f"{split}.bin"), "mmap", vocab_size=4 + NUM_WORDS)
-    for _ in range(num_lines):
-        words = generator.integers(4, 4 + NUM_WORDS, size=generator.integers(3, 30))
-        builder.add_item(torch.from_numpy(np.append(words, 2)).int())
-    builder.finalize(str(directory / f"{split}.idx"))
+    rows = (generator.integers(4, 4 + NUM_WORDS, size=generator.integers(3, 30)) for _ in range(num_lines))
+    write_rows(directory, split, (np.append(row, 2) for row in rows))
 
 
 def write_tokenizer(directory: Path) -> None:

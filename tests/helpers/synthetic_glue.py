@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
 from fairseq.data import Dictionary, data_utils
-from fairseq.data.indexed_dataset import MMapIndexedDatasetBuilder
 from saved_models import change_checkpoint, small_tokenizer, write_run
+from synthetic_corpus import write_rows
 
 from amos_fairseq.downstream.texts.command import Classification, open_classification
 from amos_fairseq.downstream.texts.glue.tasks import AVERAGED, TASKS
@@ -237,14 +236,6 @@ def write_glue(data: Path, start: Path, task: str, labels: Sequence[str], rows: 
 def folders(data: Path, tasks: Sequence[str]) -> dict[str, Path]:
     """The prepared data of tasks by name."""
     return {task: data / task for task in tasks}
-
-
-def write_rows(directory: Path, split: str, rows: Sequence[Sequence[int]]) -> None:
-    directory.mkdir(parents=True, exist_ok=True)
-    builder = MMapIndexedDatasetBuilder(str(directory / f"{split}.bin"))
-    for row in rows:
-        builder.add_item(torch.tensor(row))
-    builder.finalize(str(directory / f"{split}.idx"))
 
 
 def change_task(data: Path, directory: str, /, **changes: Any) -> None:

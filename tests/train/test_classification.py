@@ -7,7 +7,6 @@ import os
 import pty
 import random
 import re
-import shlex
 import signal
 import sys
 from pathlib import Path
@@ -18,8 +17,7 @@ import pytest
 import torch
 import transformers
 from failures import error_line
-from fine_tuning_tasks import fine_tune
-from forked_command import run_command
+from fine_tuning_tasks import fine_tune, fine_tuning_words, train, write_recipe
 from interrupted_run import assert_same_bits, checkpoint, num_updates, records
 from scipy.stats import pearsonr, spearmanr
 from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
@@ -33,10 +31,6 @@ from amos_fairseq.text.vocabulary import learn_tokenizer
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("modules_cache")]
 
-RECIPE = """\
-defaults: {lr: 3.0e-3, epochs: 10, batch_size: 8, warmup: 0.1, dropout: 0, attention_dropout: 0, num_separators: 2}
-tasks: {classification: {}}
-"""
 WORDS = ["the", "house", "is", "very", "old", "and", "green"]
 COLOURS = ["red", "blue", "grey"]
 MAX_POSITIONS = 16
@@ -58,7 +52,7 @@ def place(tmp_path_factory) -> Path:
     (place / "text.txt").write_text("\n".join(sentence(generator, *COLOURS) for _ in range(100)), encoding="utf-8")
     learn_tokenizer(place / "text.txt", 100, cased=False).save(place / "data" / "tokenizer")
     untrained_checkpoint(place / "start", place / "data", MAX_POSITIONS)
-    (place / "recipe.yaml").write_text(RECIPE)
+    write_recipe(place, "classification", epochs=10, num_separators=2)
     with (place / "classes.tsv").open("w", encoding="utf-8") as tsv:
         tsv.write("colour\ttext\n")
         for colour in generator.choices(COLOURS, k=90):
@@ -123,15 +117,6 @@ def test_classes(place, classes, tmp_path):
     log = (run_of(classes, "classification") / "train.log").read_text()
     assert f"best_accuracy {scores['accuracy']:.4f}".rstrip("0").rstrip(".") in log
 
-    # The same command repeats nothing.
-    before = (run_of(classes, "classification") / "result.json").stat().st_mtime_ns
-    again = fine_tune("classify", place, place / "classes", "--train", place / "classes.tsv", "--label", "colour")
-    settings, schedule, *_ = again.splitlines()
-    assert settings == f"recipe recipe.yaml ({place / 'recipe.yaml'})"
-    assert schedule == "classification: learning rate 0.003, 81 examples in batches of 8, 10 epochs, 110 updates"
-    assert (classes / "classification.md").read_text() == printed
-    assert (run_of(classes, "classification") / "result.json").stat().st_mtime_ns == before
-
     # Labels of the table itself are those of the pipeline; a row without text has none.
     source = tmp_path / "new.tsv"
     source.write_text((place / "classes.tsv").read_text() + "x\t\n", encoding="utf-8")
@@ -158,24 +143,12 @@ def test_classes(place, classes, tmp_path):
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGHUP, 75), (signal.SIGINT, 130)])
 def test_a_closed_terminal_and_a_signal_save_and_end_with_their_codes(number, code, place, tmp_path):
     """The leader of a session in a terminal, whose trainings are in sessions of their own."""
-    flags = [
-        "--train",
-        "classes.tsv",
-        "--label",
-        "colour",
-        "--epochs",
-        "5000",
-        "--seeds",
-        "1",
-        "--recipe",
-        "recipe.yaml",
-    ]
-    command = [ROOT / "amos_start.py", "classify", "--checkpoint", "start", "--cpu", "--out", tmp_path, *flags]
+    flags = ["--train", place / "classes.tsv", "--label", "colour", "--epochs", 5000]
+    command = [str(ROOT / "amos_start.py"), *fine_tuning_words("classify", place, tmp_path, *flags)]
     process, terminal = pty.fork()
     if process == 0:
         signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under nohup
-        os.chdir(place)
-        os.execv(sys.executable, [sys.executable, *map(str, command)])
+        os.execv(sys.executable, [sys.executable, *command])
     try:  # a terminal without a width gets no bar, and stores the few lines
         wait_until(lambda: any(file.read_text().count("\n") > 20 for file in tmp_path.rglob("metrics.jsonl")))
         os.close(terminal) if number == signal.SIGHUP else os.kill(process, number)
@@ -233,10 +206,8 @@ def test_several_labels(place):
 
 
 def train_two_updates(place: Path, classes: Path, out: Path, num_ranks: int, *flags: object) -> Path:
-    data, start = next((classes / "data").glob("classification-*")), place / "start" / "checkpoint_last.pt"
-    words = [data, *shlex.split(TWO_UPDATES), "--finetune-from-model", start, "--save-dir", out, *flags]
-    run_command("fairseq_cli.train", list(map(str, words)), num_ranks)
-    return out
+    (data,) = (classes / "data").glob("classification-*")
+    return train(TWO_UPDATES, data, place, out, *flags, num_ranks=num_ranks)
 
 
 def test_two_ranks_train_and_score_as_one(place, classes, tmp_path):
@@ -282,13 +253,11 @@ def test_options_for_few_labels(place, tmp_path):
         assert (answer[0]["label"], answer[0]["score"]) == expected
 
 
-def test_what_cannot_be_used_is_refused_in_one_line(place, classes, tmp_path, capsys):
+def test_what_cannot_be_used_is_refused_in_one_line(place, tmp_path, capsys):
     start = ["--checkpoint", place / "start", "--out", tmp_path / "out"]
-    predict = ["--checkpoint", classes, "--out", tmp_path / "l.tsv", "--predict", place / "dev.csv"]
     for flags, message in (
         (start, "give the table to train on as --train"),
         ([*start, "--predict", place / "classes.tsv"], "with --predict it is a file"),
-        (predict, "dev.csv has no column 'text'"),
     ):
         assert message in error_line(capsys, main, "classify", *flags, reports_progress=True), flags
     assert not list(tmp_path.iterdir())

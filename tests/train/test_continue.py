@@ -20,6 +20,7 @@ from interrupted_run import (
     records,
     run_to_end,
 )
+from synthetic_corpus import write_rows
 
 from amos_fairseq.errors import REQUEUE
 
@@ -39,10 +40,7 @@ def other_corpus(binarized_corpus: Path, tmp_path_factory: pytest.TempPathFactor
     shutil.copy(binarized_corpus / "dict.txt", out)
     words = torch.cat(list(indexed_dataset.MMapIndexedDataset(str(binarized_corpus / "train")))).int()
     for split in ("train", "valid"):
-        builder = indexed_dataset.make_builder(str(out / f"{split}.bin"), "mmap", vocab_size=300)
-        for line in words[torch.randperm(len(words), generator=torch.Generator().manual_seed(1))].split(30):
-            builder.add_item(line)
-        builder.finalize(str(out / f"{split}.idx"))
+        write_rows(out, split, words[torch.randperm(len(words), generator=torch.Generator().manual_seed(1))].split(30))
     return out
 
 

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from fairseq.data import Dictionary, indexed_dataset
+from fairseq.data import Dictionary
 from forked_command import run_command
 from hugging_face_folders import LINES, POSITIONS, write_electra, write_model
 from interrupted_run import assert_same_bits
+from synthetic_corpus import write_rows
 
 import amos_fairseq
 from amos_fairseq.checkpoints.read import load_checkpoint, read_state
@@ -33,14 +34,10 @@ def run_import(out: Path, capsys: pytest.CaptureFixture, *arguments: str | Path)
     return re.search(r"flags of fairseq-train that build this model: (.*)", capsys.readouterr().out).group(1).split()
 
 
-def write_lines(directory: Path, dictionary: Dictionary, lines: list[torch.Tensor]) -> None:
-    directory.mkdir(parents=True)
-    dictionary.save(str(directory / "dict.txt"))
+def write_data(directory: Path, dictionary: Dictionary, rows: list[torch.Tensor]) -> None:
     for split in ("train", "valid"):
-        builder = indexed_dataset.make_builder(str(directory / f"{split}.bin"), "mmap", len(dictionary))
-        for line in lines:
-            builder.add_item(line)
-        builder.finalize(str(directory / f"{split}.idx"))
+        write_rows(directory, split, rows)
+    dictionary.save(str(directory / "dict.txt"))
 
 
 def train(data: Path, save_dir: Path, *flags: str) -> str:
@@ -68,8 +65,8 @@ def test_fairseq_fine_tunes_an_imported_electra(folders, tmp_path, capsys):
     for label in ("no", "yes"):
         labels.add_symbol(label)
     rows = [pretrained.tokens(line)[1:] for line in LINES[:8]]  # --init-token puts <s> in front
-    write_lines(tmp_path / "data" / "input0", dictionary, rows)
-    write_lines(tmp_path / "data" / "label", labels, [torch.tensor([4 + i % 2]) for i in range(len(rows))])
+    write_data(tmp_path / "data" / "input0", dictionary, rows)
+    write_data(tmp_path / "data" / "label", labels, [torch.tensor([4 + i % 2]) for i in range(len(rows))])
     task = "--task sentence_prediction --criterion sentence_prediction --num-classes 2 --init-token 0 --optimizer adam"
     start = ["--finetune-from-model", str(checkpoint)]
     said = train(tmp_path / "data", tmp_path / "run", *task.split(), *start, *flags)
@@ -90,7 +87,7 @@ def test_fairseq_continues_the_pretraining_of_both_networks(folders, tmp_path, c
     checkpoint = tmp_path / "imported" / "model.pt"
     flags = run_import(checkpoint, capsys, folders / "discriminator", "--generator", folders / "generator")
     rows = [load_checkpoint(checkpoint).tokens(line)[1:] for line in LINES]
-    write_lines(tmp_path / "data", Dictionary.load(str(checkpoint.parent / "tokenizer" / "dict.txt")), rows)
+    write_data(tmp_path / "data", Dictionary.load(str(checkpoint.parent / "tokenizer" / "dict.txt")), rows)
     task = f"--task text_pretraining --criterion electra --tokens-per-sample {POSITIONS} --optimizer grouped_adam"
     said = train(tmp_path / "data", tmp_path / "run", *task.split(), "--restore-file", str(checkpoint), *flags)
     assert f"Loaded checkpoint {checkpoint} (epoch 1 @ 0 updates)" in said

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from failures import error_line
-from fine_tuning_tasks import fine_tune
+from fine_tuning_tasks import fine_tune, write_recipe
 from interrupted_run import records
 from synthetic_squad import untrained_checkpoint
 from tiny_runs import run_of
@@ -22,11 +22,6 @@ from amos_fairseq.inputs.word_files import read_conllu
 from amos_fairseq.text.vocabulary import learn_tokenizer
 
 pytestmark = pytest.mark.slow
-
-RECIPE = """\
-defaults: {lr: 3.0e-3, epochs: 12, batch_size: 8, warmup: 0.1, dropout: 0, attention_dropout: 0, checkpoint: best}
-tasks: {tagging: {}}
-"""
 
 
 def write_treebank(path: Path, count: int, seed: int) -> None:
@@ -63,7 +58,7 @@ def place(tmp_path_factory) -> Path:
     (place / "text.txt").write_text(text, encoding="utf-8")
     learn_tokenizer(place / "text.txt", 120, cased=False).save(place / "data" / "tokenizer")
     untrained_checkpoint(place / "start", place / "data", 40)
-    (place / "recipe.yaml").write_text(RECIPE)
+    write_recipe(place, "tagging", epochs=12, checkpoint="best")
     return place
 
 
@@ -128,17 +123,12 @@ def test_trees_are_learned_from_few_and_sentences_without(place, tmp_path):
 
 
 def test_what_cannot_be_used_is_refused_in_one_line(place, tmp_path, capsys):
-    text, start = (place / "train.conllu").read_text(), ["parse", "--checkpoint", place / "start"]
-    first = text.index("\t0\troot")
-    for name, content, message in (
-        ("cycle", text[:first] + "\t1\troot" + text[first + 7 :], "line 1: the heads are no tree with one root"),
-        ("head", text[:first] + "\t99\troot" + text[first + 7 :], "the head '99' of 'sees' is no other word"),
+    text, dev = (place / "train.conllu").read_text(), ["--dev", place / "dev.conllu"]
+    for head, flags, message in (
+        ("1", dev, "other.conllu, sentence in line 1: the heads are no tree with one root"),
+        ("99", dev, "other.conllu, line 3: the head '99' of 'sees' is no other word"),
+        ("0", [], "give the treebanks as --train FILE --dev FILE"),
     ):
-        (place / f"{name}.conllu").write_text(content)
-        data = ["--train", place / f"{name}.conllu", "--dev", place / "dev.conllu", "--out", tmp_path / name]
-        line = error_line(capsys, main, *start, *data, reports_progress=True)
-        assert f"{name}.conllu, " in line
-        assert message in line
-    data = ["--train", place / "train.conllu", "--out", tmp_path / "x"]
-    line = error_line(capsys, main, *start, *data, reports_progress=True)
-    assert "give the treebanks as --train FILE --dev FILE" in line
+        (tmp_path / "other.conllu").write_text(text.replace("\t0\troot", f"\t{head}\troot", 1))
+        words = ["--checkpoint", place / "start", "--out", tmp_path / "out", "--train", tmp_path / "other.conllu"]
+        assert message in error_line(capsys, main, "parse", *words, *flags, reports_progress=True)

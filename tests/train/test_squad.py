@@ -6,7 +6,7 @@ import shlex
 from pathlib import Path
 
 import pytest
-from fine_tuning_tasks import fine_tune
+from fine_tuning_tasks import fine_tune, write_recipe
 from synthetic_squad import make_squad, prepare_squad, untrained_checkpoint, write_json
 from tiny_runs import run_of
 
@@ -15,14 +15,6 @@ from amos_fairseq.inputs.question_files import evaluate, read_squad
 
 pytestmark = pytest.mark.slow
 
-# About 15 seconds on one core.
-RECIPE = """\
-defaults:
-  {lr: 3.0e-3, epochs: 25, batch_size: 8, warmup: 0.1, dropout: 0, attention_dropout: 0, pooler_dropout: 0.1,
-   num_separators: 2, checkpoint: last}
-tasks: {SQuAD: {}}
-"""
-
 
 def test_a_synthetic_squad_is_memorized(tmp_path):
     """Training and dev questions are the same 40: EM is high only where alignment, windows, labels, masks and decoding
@@ -30,7 +22,8 @@ def test_a_synthetic_squad_is_memorized(tmp_path):
     """
     place = tmp_path
     untrained_checkpoint(place / "start", prepare_squad(place, make_squad()))
-    (place / "recipe.yaml").write_text(RECIPE)
+    # About 15 seconds on one core.
+    write_recipe(place, "SQuAD", epochs=25, pooler_dropout=0.1, num_separators=2, checkpoint="last")
     out, source = place / "out", place / "squad.json"
     printed = fine_tune("squad", place, out, "--train", source, "--dev", source, "--span-head", "joint")
     assert "SQuAD2.0" in printed

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from failures import error_line
-from fine_tuning_tasks import fine_tune
+from fine_tuning_tasks import fine_tune, write_recipe
 from sklearn.metrics import classification_report
 from synthetic_squad import untrained_checkpoint
 from synthetic_tagging import NAMES_OF_COLUMNS, make_sentences, prepare_tagging, write_columns, write_conllu
@@ -20,10 +20,6 @@ from amos_fairseq.inputs.word_files import read_sentences
 
 pytestmark = pytest.mark.slow
 
-RECIPE = """\
-defaults: {lr: 3.0e-3, epochs: 12, batch_size: 8, warmup: 0.1, dropout: 0, attention_dropout: 0, num_separators: 2}
-tasks: {tagging: {}}
-"""
 # The long sentences have more tokens.
 MAX_POSITIONS = 40
 REPORTED = ("precision", "recall", "f1-score", "support")
@@ -34,7 +30,7 @@ def place(tmp_path_factory) -> Path:
     directory = tmp_path_factory.mktemp("tagging")
     data = prepare_tagging(directory)
     untrained_checkpoint(directory / "start", data, MAX_POSITIONS)
-    (directory / "recipe.yaml").write_text(RECIPE)
+    write_recipe(directory, "tagging", epochs=12, num_separators=2)
     return directory
 
 
@@ -167,20 +163,15 @@ def test_other_words_get_the_labels_of_the_evaluation(place, learned, learned_po
         spans, places = spans_of(sentence.columns["label"]), sentence.places()[1]
         found = [(span["label"], span["start"], span["end"]) for span in result["spans"]]
         assert found == [(kind, places[first][0], places[last][1]) for kind, first, last in spans]
-    refused = [*predict, source, "--checkpoint", outs["pos"], "--out", tmp_path / "l"]
-    for flags, message in (
-        (["--column", "nerr"], "no column nerr: give another --column"),
-        (["--lr", "1"], "--lr has no effect with --predict: leave it out"),
-    ):
-        assert message in error_line(capsys, main, *refused, *flags, reports_progress=True)
-    columns = [*predict, source, "--checkpoint", outs["ner"], "--out", tmp_path / "l.jsonl"]
-    assert "has lines that end in labels of ner: name its columns" in error_line(
-        capsys, main, *columns, reports_progress=True
-    )
-    refused[refused.index(source)] = poem = tmp_path / "poem.txt"
+    poem = tmp_path / "poem.txt"
     poem.write_text("Anna Berg slept\nPaul Smith ate\n\nMaria Lopez left\n")
-    message = (
-        "has no column of labels of pos: name its columns with --columns, or if it is text, write --out SPANS.jsonl"
-    )
-    assert message in error_line(capsys, main, *refused, reports_progress=True)
-    assert not (tmp_path / "l").exists()
+    for file, column, flags, message in (
+        (source, "pos", ["--column", "nerr"], "no column nerr: give another --column"),
+        (source, "pos", ["--lr", "1"], "--lr has no effect with --predict: leave it out"),
+        (source, "ner", [], "has lines that end in labels of ner: name its columns"),
+        (poem, "pos", [], "no column of labels of pos: name its columns with --columns, or if it is text, write --out"),
+    ):
+        out = tmp_path / ("l.jsonl" if column == "ner" else "l")
+        words = [*predict, file, "--checkpoint", outs[column], "--out", out, *flags]
+        assert message in error_line(capsys, main, *words, reports_progress=True)
+        assert not out.exists()
