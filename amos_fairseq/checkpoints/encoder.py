@@ -2,6 +2,7 @@
 
 import copy
 import importlib
+import itertools
 import textwrap
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Set
@@ -74,6 +75,8 @@ class Encoder(nn.Module):
         num_layers = len(loaded.model.encoder.layers)  # raises now, not at the first text, if the model has no encoder
         if layer is not None and not (type(layer) is int and 0 <= layer <= num_layers):
             raise UserError(f"layer {layer} is no layer of this encoder: give a number from 0 to {num_layers}")
+        if type(batch_size) is not int or batch_size < 1:
+            raise UserError(f"batch_size {batch_size!r}: give a number of texts, such as {BATCH_SIZE}")
         self.model, self.loaded = loaded.model, loaded
         self.source: tuple[Path, Path | None] = (loaded.file.absolute(), None)  # checkpoint and tokenizer, to pickle
         self.batch_size, self.layer = batch_size, layer
@@ -133,14 +136,14 @@ class Encoder(nn.Module):
         - Labels of words: a list with a dictionary for each span, or for each word where labels mark no spans:
           ``{"start": 0, "end": 3, "label": "PER", "probability": 0.9}``, in characters of the text.
 
-        Texts that are too long are cut; a warning counts them.
+        A text without a word has None. Texts that are too long are cut; a warning counts them.
 
         Args:
             texts: one string, or any iterable of strings; pairs of strings for a model that was trained on pairs.
             head: the name of a head, of several.
 
         Raises:
-            UserError: the model has no such head, or a text is empty, or one where the model reads pairs, or the reverse.
+            UserError: the model has no such head, or there is one text where the model reads pairs, or the reverse.
         """
         names, inputs = list(self.loaded.heads), list(parts_of(texts))
         if head is None and len(names) > 1:
@@ -154,18 +157,20 @@ class Encoder(nn.Module):
             )
         expected = 1 if where.startswith("words") else len(outputs.text_columns or (inputs[:1] and inputs[0]))
         for number, parts in enumerate(inputs, start=1):
-            if len(parts) != expected or not any(map(str.strip, parts)):
+            if len(parts) != expected:
                 wanted = "a pair of texts" if expected == 2 else "one text"
-                raise UserError(f"text {number}: expected {wanted} with a word, got {parts!r:.60}")
+                raise UserError(f"text {number}: expected {wanted}, got {parts!r:.60}")
         module = importlib.import_module(f"amos_fairseq.downstream.{where}")
-        if not inputs:
-            return []
-        device = str(next(self.parameters()).device)
-        predictions, num_cut = module.predict_texts(self.loaded, head, inputs, device)
+        filled = [any(map(str.strip, parts)) for parts in inputs]
+        if not any(filled):
+            return [None] * len(inputs)
+        device, read = str(next(self.parameters()).device), list(itertools.compress(inputs, filled))
+        predictions, num_cut = module.predict_texts(self.loaded, head, read, device)
         if num_cut:
             limit = self.model.max_positions()
             warnings.warn(f"{num_cut:,} of {len(inputs):,} texts are cut to {limit} tokens", stacklevel=2)
-        return predictions
+        rest = iter(predictions)
+        return [next(rest) if is_filled else None for is_filled in filled]
 
     def __repr__(self) -> str:
         weights, file = next(self.model.parameters()), self.loaded.file

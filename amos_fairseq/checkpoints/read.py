@@ -74,9 +74,8 @@ class LoadedCheckpoint:
 
     def head(self, name: str) -> HeadOutputs:
         if name not in self.heads:
-            raise UserError(
-                f"{self.file} has no head {name} (it has {', '.join(self.heads) or 'none'}): fine-tune it first"
-            )
+            known = f"it has {', '.join(self.heads) or 'none'}; that of a Hugging Face folder is not read"
+            raise UserError(f"{self.file} has no head {name} ({known}): give the OUT of amos classify or tag")
         return self.heads[name]
 
     @property

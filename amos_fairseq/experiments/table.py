@@ -159,6 +159,9 @@ def common_notes(
             error = error_in_words(summary.main_score, summary.main.median, num_scored, benchmark.unit)
             advice = ": a difference of two models below twice that is weak evidence" if error else ""
             yield f"{labels[task]}: dev has {num_scored:,} {benchmark.unit}{error}{advice}"
+        for row, scores in constants.get(task, NO_CONSTANTS).scores.items():
+            if scores.get(summary.main_score, -math.inf) >= summary.main.median:
+                yield f"WARNING: {labels[task]} is not better than {row} on dev: it has learned nothing that is of use"
     if session.checkpoint.from_scratch:
         yield "random weights: only the architecture of the checkpoint, none of its weights"
     for task, summary in summaries.items():

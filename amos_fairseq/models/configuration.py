@@ -208,9 +208,6 @@ class DetectorWithMlmConfig(DetectorConfig):
 
 
 DROPOUTS = ("dropout", "attention_dropout", "activation_dropout")
-# Settings of the encoder that only fine-tuning has: they have no place in recipes of pretraining. A pretrained model may store
-# the pooling of its fine-tuning, as that of a folder of sentence-transformers.
-OF_FINE_TUNING = ("pooling", "freeze_encoder")
 # Settings of an encoder that are not those of its weights, but of the process that trains or computes.
 OF_PROCESS = {"freeze_encoder", "_name", "activation_checkpointing", "compile", "cuda_graphs"}
 OF_PROCESS |= {"deterministic", "encoder_lr_scale", "kernels"}

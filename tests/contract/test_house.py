@@ -12,7 +12,7 @@ from tiny_runs import ROOT
 
 FILES = list((ROOT / "amos_fairseq").rglob("*.py"))
 MOST_LINES, MOST_FILES, MOST_RAISES, MOST_BRANCHES = 36_000, 195, 16.9, 20
-MOST_LINES_OF_TESTS = 35_250
+MOST_LINES_OF_TESTS = 34_620
 NO_CODE = {
     *(tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT),
     *(tokenize.ENCODING, tokenize.ENDMARKER),

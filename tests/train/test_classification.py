@@ -162,7 +162,7 @@ def test_a_closed_terminal_and_a_signal_save_and_end_with_their_codes(number, co
     assert f"stopped after update {num_updates(run)}, exit code 75" in (run / "train.log").read_text()
 
 
-def test_a_number_for_two_texts(place, tmp_path):
+def test_a_number_for_two_texts(place, tmp_path, monkeypatch):
     """The values are near 1,000: a head without their scale would have a squared error near 10^6."""
     columns = ["--text", "first", "second", "--label", "price"]
     flags = ["--train", place / "train.csv", "--dev", place / "dev.csv", *columns]
@@ -184,6 +184,13 @@ def test_a_number_for_two_texts(place, tmp_path):
     pairs = [{"text": row["first"], "text_pair": row["second"]} for row in labeled]
     for pair, row in zip(pairs, labeled, strict=True):
         assert tagger(pair, truncation=True)[0]["score"] == pytest.approx(row["prediction"], rel=1e-5)
+    monkeypatch.chdir(place / "number")
+    card = Path("hf/README.md").read_text(encoding="utf-8")
+    exec(re.search(r"```python\n(.*?)```", card, re.DOTALL)[1], names := {})
+    expected = tagger({"text": "One text.", "text_pair": "And another."}, truncation=True)[0]["score"]
+    assert names["number"] == pytest.approx(expected, rel=1e-5)
+    assert "It predicts a number in the unit of the data" in card
+    assert "LABEL_0" not in card
 
 
 def test_several_labels(place):

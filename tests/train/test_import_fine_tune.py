@@ -120,7 +120,8 @@ def test_a_folder_is_a_checkpoint_of_a_command(tmp_path, capsys):
     encoder = pickle.loads(pickle.dumps(amos_fairseq.load(folder)))
     assert torch.equal(encoder(LINES).states, amos_fairseq.load(file)(LINES).states)
     with pytest.raises(
-        UserError, match=r"model\.safetensors has no head for labels \(it has none\): fine-tune it first"
+        UserError,
+        match=r"model\.safetensors has no head for labels \(it has none; that of a Hugging Face folder is not read",
     ):
         encoder.predict(LINES)
 

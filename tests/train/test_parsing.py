@@ -101,7 +101,7 @@ def test_trees_of_a_grammar_are_learned(place, tmp_path, capsys):
     (tmp_path / "long").write_text("".join(words))
     capsys.readouterr()
     main([*predict, str(tmp_path / "long")])
-    (last,) = re.findall(r"the last ([0-9]+) words of sentences of more", capsys.readouterr().err)
+    (last,) = re.findall(r"the last ([0-9]+) words of sentences that are too long", capsys.readouterr().err)
     [tree] = read_conllu(labels).sentences
     assert tree.columns["deprel"][-int(last) :] == ["dep"] * int(last)
     assert "--part encoder" in error_line(capsys, main, "export", checkpoint, tmp_path / "hf", reports_progress=True)

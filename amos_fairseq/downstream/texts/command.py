@@ -344,8 +344,7 @@ class Classification(TextBenchmark):
             if split == "test":
                 self.write_predictions(data, split, name, logits, loaded.file.parent)
                 ece = {"ece": calibration_error(logits, labels)} if data.kind == "classes" else {}
-                scores = {"best run on dev": data.score(predictions, labels) | ece}
-                scores |= data.constant({split: ""}).scores
+                scores = {"best run on dev": data.score(predictions, labels) | ece} | data.constant({split: ""}).scores
                 main = data.main_score
                 tables.append(table_of_test(self.label_column, self.columns, scores, main, len(labels), self.unit))
             if data.kind != "number":

@@ -81,6 +81,7 @@ from amos_fairseq.untrusted import read_json
 LabeledWords = tuple[
     Sequence[str], Sequence[str], list[int]
 ]  # words, labels, and predictions of those that are not cut
+Window = tuple[int, dict[str, Tensor]]  # index of its first word, and what predict_words() reads
 # In the order of the table; labels that do not mark spans have only accuracy.
 SCORE_NAMES = {"f1": "span F1", "precision": "precision", "recall": "recall", "accuracy": "accuracy"}
 AND = ","  # between the columns of a run; no column has it in its name
@@ -279,12 +280,13 @@ class Tagging(Benchmark):
         return record
 
     def constants(self) -> dict[str, ConstantScores]:
-        names = list(self.opened)
-        return {task_of_column(name, names): column.constant(column.gold()) for name, column in self.opened.items()}
+        return {
+            task_of_column(name, list(self.opened)): data.constant(data.gold()) for name, data in self.opened.items()
+        }
 
     def write_more(self, summaries: Summaries, stop: threading.Event) -> tuple[Sequence[Path], Sequence[str]]:
         out, best = self.session.out, next(iter(summaries.values())).best  # of several columns by their average
-        command = f"amos tag --checkpoint {shlex.quote(str(out))} --predict FILE --out LABELS"
+        command = f"amos tag --checkpoint {shlex.quote(str(out))} --predict FILE --out LABELS (raw text: --out SPANS.jsonl)"
         several = len(self.opened) > 1
         export = export_notice(out, best, f" --head {shlex.quote(next(iter(self.opened)))}" if several else "")
         return (), (f"to label other words: {command}", export)
@@ -384,9 +386,6 @@ def predict_column(
     column, sentences = data.column, [data.dev[index] for index in range(len(data.dev))]
     predictions = predict_words(model, column.head, sentences, most_likely, device, stop)
     return zip(data.words, data.gold(), predictions, strict=True)
-
-
-Window = tuple[int, dict[str, Tensor]]  # index of its first word, and what predict_words() reads
 
 
 def encode_sentences(

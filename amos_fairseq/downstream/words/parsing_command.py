@@ -206,8 +206,7 @@ def parse_words(treebank: WordFile, results: Path, out: Path, device: str) -> st
     trees = [with_cut_words(tree, len(sentence.words)) for tree, sentence in pairs]
     write_lines(out, [with_trees(text_of(treebank.path), trees)])
     if num_cut := sum(len(sentence.words) for sentence in treebank.sentences) - sum(map(len, predictions)):
-        longer = f"of sentences of more than {loaded.model.max_positions()} tokens"
-        say(f"{treebank.path}: the last {num_cut:,} words {longer} have the relation dep to the root", "parse")
+        say(f"{out}: the last {num_cut:,} words of sentences that are too long have the relation dep", "parse")
     return f"{out}: {len(trees):,} sentences"
 
 

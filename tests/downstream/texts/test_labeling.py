@@ -162,11 +162,11 @@ def test_predictions_in_python_are_those_of_the_command(kind, start, fake_traini
         rf"Encoder\(.*/checkpoint_.*\.pt: \d layers of width .*, cpu, {re.escape(labels)}\)", repr(model)
     )
     assert model.predict([]) == []
-    for text in (" ", ("a", "b", "c")[: 3 - len(names)]):
-        with pytest.raises(
-            UserError, match=r"text 1: expected (one text|a pair of texts) with a word|a string or a pair"
-        ):
-            model.predict([text])
+    blank = (" ", "")[: len(names)] if len(names) == 2 else " "
+    full = texts[0] if len(names) == 2 else texts[0][0]
+    assert model.predict([blank, full, blank]) == [None, *model.predict([full]), None]
+    with pytest.raises(UserError, match=r"text 1: expected (one text|a pair of texts), got|a string or a pair"):
+        model.predict([("a", "b", "c")[: 3 - len(names)]])
 
 
 def read_jsonl(file: Path) -> list[dict]:
