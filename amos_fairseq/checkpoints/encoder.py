@@ -75,8 +75,6 @@ class Encoder(nn.Module):
         num_layers = len(loaded.model.encoder.layers)  # raises now, not at the first text, if the model has no encoder
         if layer is not None and not (type(layer) is int and 0 <= layer <= num_layers):
             raise UserError(f"layer {layer} is no layer of this encoder: give a number from 0 to {num_layers}")
-        if type(batch_size) is not int or batch_size < 1:
-            raise UserError(f"batch_size {batch_size!r}: give a number of texts, such as {BATCH_SIZE}")
         self.model, self.loaded = loaded.model, loaded
         self.source: tuple[Path, Path | None] = (loaded.file.absolute(), None)  # checkpoint and tokenizer, to pickle
         self.batch_size, self.layer = batch_size, layer

@@ -203,7 +203,6 @@ def test_settings_that_are_refused(save_dir):
         ({"device": "abacus"}, "device abacus cannot be used"),
         ({"layer": 3}, "layer 3 is no layer of this encoder: give a number from 0 to 2"),
         ({"layer": "mix"}, "layer mix is no layer"),
-        ({"batch_size": 0}, "batch_size 0: give a number of texts"),
     ):
         with pytest.raises(UserError, match=named):
             amos_fairseq.load(save_dir, **arguments)

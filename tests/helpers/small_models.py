@@ -232,8 +232,10 @@ GENERATORS = {
 }
 
 
-def amos_criterion(discriminator_loss_weight: float = 50.0, **task: Any) -> AmosCriterion:
-    return AmosCriterion(small_task(**task), discriminator_loss_weight)
+def amos_criterion(
+    discriminator_loss_weight: float = 50.0, encoder_mlm_weight: float = 0.0, **task: Any
+) -> AmosCriterion:
+    return AmosCriterion(small_task(**task), discriminator_loss_weight, encoder_mlm_weight)
 
 
 def electra_criterion(discriminator_loss_weight: float = 50.0, **settings: Any) -> ElectraCriterion:

@@ -286,7 +286,9 @@ class Tagging(Benchmark):
 
     def write_more(self, summaries: Summaries, stop: threading.Event) -> tuple[Sequence[Path], Sequence[str]]:
         out, best = self.session.out, next(iter(summaries.values())).best  # of several columns by their average
-        command = f"amos tag --checkpoint {shlex.quote(str(out))} --predict FILE --out LABELS (raw text: --out SPANS.jsonl)"
+        command = (
+            f"amos tag --checkpoint {shlex.quote(str(out))} --predict FILE --out LABELS (raw text: --out SPANS.jsonl)"
+        )
         several = len(self.opened) > 1
         export = export_notice(out, best, f" --head {shlex.quote(next(iter(self.opened)))}" if several else "")
         return (), (f"to label other words: {command}", export)
