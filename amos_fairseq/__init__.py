@@ -156,9 +156,5 @@ def load(
     return encoder.to(device=device, dtype=dtype)
 
 
-def __dir__() -> list[str]:
-    return [*__all__, "__doc__", "__version__"]
-
-
 if "fairseq" in sys.modules:
     register()

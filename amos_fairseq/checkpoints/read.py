@@ -74,8 +74,8 @@ class LoadedCheckpoint:
 
     def head(self, name: str) -> HeadOutputs:
         if name not in self.heads:
-            known = f"it has {', '.join(self.heads) or 'none'}; that of a Hugging Face folder is not read"
-            raise UserError(f"{self.file} has no head {name} ({known}): give the OUT of amos classify or tag")
+            known = ", ".join(self.heads) or "none; that of a Hugging Face folder is not read"
+            raise UserError(f"{self.file} has no head {name} (it has {known}): fine-tune it first")
         return self.heads[name]
 
     @property

@@ -164,7 +164,7 @@ def session_from(args: argparse.Namespace) -> Session:
     of_checkpoint = {"pooling": start.pooling} if "pooling" in args and start.pooling != "first" else {}
     recipe, overrides = recipe_for(start, args.recipe, overrides, of_checkpoint)
     seeds, out = tuple(range(1, args.seeds + 1)), Path(args.out).resolve()
-    if (out / "adapt.yaml").is_file() or next(out.glob("checkpoint_*.pt"), None):
+    if any(os.path.isfile(out / name) for name in ("adapt.yaml", "checkpoint_last.pt")):
         raise UserError(f"--out {out} is that of amos adapt or a SAVE_DIR: give another")
     return Session(start, recipe, overrides, seeds, out, devices, precision, args.keep_checkpoints)
 

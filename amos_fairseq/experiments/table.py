@@ -160,8 +160,9 @@ def common_notes(
             advice = ": a difference of two models below twice that is weak evidence" if error else ""
             yield f"{labels[task]}: dev has {num_scored:,} {benchmark.unit}{error}{advice}"
         for row, scores in constants.get(task, NO_CONSTANTS).scores.items():
-            if scores.get(summary.main_score, -math.inf) >= summary.main.median:
-                yield f"WARNING: {labels[task]} is not better than {row} on dev: it has learned nothing that is of use"
+            names = [name for name in scores if name in summary.scores and name != "mse"]
+            if scores.get(summary.main_score) != 100 and all(scores[n] >= summary.scores[n].median for n in names):
+                yield f'WARNING: {labels[task]}: no score on dev is above that of "{row}"'
     if session.checkpoint.from_scratch:
         yield "random weights: only the architecture of the checkpoint, none of its weights"
     for task, summary in summaries.items():
@@ -195,14 +196,13 @@ def error_in_words(score: str, value: float, num_scored: int, unit: str) -> str:
 
 
 def table_of_test(
-    label: str, columns: Mapping[str, str], scores: Mapping[str, Mapping[str, float]], main: str, number: int, unit: str
+    label: str, columns: Mapping[str, str], best: Mapping[str, float], constant: ConstantScores, note: str
 ) -> Table:
-    """Return the table of a test set of ``number`` examples: rows for the best run and a constant (``scores``, by row)."""
-    first, rows = next(iter(scores.values())), ConstantScores(number, dict(scores))
-    shown = {score: heading for score, heading in columns.items() if score in first}
-    cells = [[f"{label}: {row}", *rows.cells(row, list(shown))] for row in scores]
-    note = f"test has {number:,} {unit}{error_in_words(main, first[main], number, unit)}"
-    return Table(f"{label}, test", ["", *shown.values()], cells, [note])
+    """Return the table of a test set: the scores of the best run and of a constant. ``note`` follows the number of examples."""
+    rows = ConstantScores(constant.num_scored, {"best run on dev": dict(best)} | constant.scores)
+    shown = {score: heading for score, heading in columns.items() if score in best}
+    cells = [[f"{label}: {row}", *rows.cells(row, list(shown))] for row in rows.scores]
+    return Table(f"{label}, test", ["", *shown.values()], cells, [f"test has {constant.num_scored:,} {note}"])
 
 
 def export_notice(out: Path, best: RunResult, flags: str = "") -> str:

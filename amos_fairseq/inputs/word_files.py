@@ -41,7 +41,6 @@ FORMS = (
     "sentence), and from JSON lines and Parquet with lists (tokens, tags) or a text and spans of its characters (text, "
     "label: [[start, end, label], ...]): docs/converting.md has commands for other files"
 )
-EXTENDED = "ends of spans inside of words (these spans are extended)"
 _OF_TEXT = "; text without labels has a sentence in each line, and blank lines between all of them or none"
 _LONGEST_FILE_OF_ONE = 200  # words of a file that may be a single sentence
 _DOCUMENT_START = "-DOCSTART-"
@@ -419,7 +418,7 @@ def _read_spans(table: TableFile, spans_name: str | None, column: str) -> WordFi
     """Read a text in each row, and the labels of its words (IOB) as ``column`` from the spans in ``spans_name``, if given, as
     doccano, Prodigy and spaCy write them. Rows of Prodigy that were not accepted are left out."""
     names = [name for name in (TEXT_COLUMN, spans_name, "answer") if name in table.columns]
-    sentences, left_out, num_spans = [], Counter(), 0
+    sentences, left_out, fits = [], Counter(), Counter()
     for number, row in table.rows(names):
         text, given = row[TEXT_COLUMN], row.get(spans_name) or []
         if spans_name and row.get("answer") in ("reject", "ignore"):
@@ -436,10 +435,11 @@ def _read_spans(table: TableFile, spans_name: str | None, column: str) -> WordFi
         sentence, ranges = words_in(text, number)
         if spans_name:
             sentence.columns[column] = _labels_of_words(ranges, spans, left_out)
-            num_spans += len(spans)
+            begins = {start for start, _ in ranges}
+            fits.update(shift for start, _, _ in spans for shift in (0, 1) if start - shift in begins)
         sentences.append(sentence)
-    if (cut := left_out[EXTENDED]) > max(10, num_spans / 2):
-        raise UserError(f"{table.path}: {cut:,} ends of {num_spans:,} spans cut words: count characters from 0")
+    if fits[1] > 2 * fits[0] + 2:
+        raise UserError(f"{table.path}: {fits[1]:,} spans begin one character behind a word's: count characters from 0")
     return WordFile(table.path, f"{TEXTS}, spans in {spans_name}" if spans_name else TEXTS, sentences, left_out)
 
 
@@ -467,7 +467,7 @@ def _labels_of_words(
             left_out["spans without a word"] += 1
         else:
             cut = (starts[first] < start) + (end < ends[last - 1])
-            left_out[EXTENDED] += cut
+            left_out["ends of spans inside of words (these spans are extended)"] += cut
             ranges.append((first, last, label))
     for first, last, label in sorted(ranges, key=lambda span: (span[0] - span[1], span[0])):
         if any(given != OUTSIDE for given in labels[first:last]):

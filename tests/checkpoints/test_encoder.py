@@ -66,7 +66,7 @@ def test_batched_texts_equal_single_texts(encoder, packings):
     assert len(set(lengths)) > 3
     assert every.mask.sum(1).tolist() == lengths
     assert every.states.shape == (7, max(lengths), 16)
-    assert repr(every) == f"Features(7x{max(lengths)}x16, torch.float32, cpu, layers 0)"
+    assert repr(every) == f"Features(7x{max(lengths)}x16, torch.float32, cpu)"
     for row, one in enumerate(alone):
         assert one.mask.all()
         assert every.mask[row, : lengths[row]].all()

@@ -30,7 +30,7 @@ def test_a_checkpoint_says_what_its_heads_predict(tmp_path):
     unnamed = HEAD | {"name": "", "labels": [], "text_columns": [], "header": True}
     assert vars(load_checkpoint(run).heads[TEXT_HEAD]) == unnamed
     assert vars(load_checkpoint(with_heads(run, {TEXT_HEAD: HEAD})).heads[TEXT_HEAD]) == HEAD | {"whole": frozenset()}
-    with pytest.raises(UserError, match=r"has no head upos_labels \(it has sentence_classification_head; "):
+    with pytest.raises(UserError, match=r"has no head upos_labels \(it has sentence_classification_head\)"):
         load_checkpoint(run).head("upos_labels")
 
 

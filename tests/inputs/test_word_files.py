@@ -331,7 +331,10 @@ REFUSED = [
     (lines_of([{"tokens": ["a", "b\nc"], "tags": ["O", "O"]}]), "row 1: tokens is no list of texts"),
     (lines_of([{"text": "a", "tags": ["O"]}]), "no column 'tokens', it has text, tags: .* --column; words"),
     ('{"text": "a", "label": "b"}', f"row 1: 'a' is no text, or 'b' no list of spans: {FORMS}"),
-    ('{"text": "one two", "spans": [[1, 4, "X"]]}\n' * 11, "11 ends of 11 spans cut words: count characters from 0"),
+    (
+        '{"text": "one two", "spans": [[5, 7, "X"]]}\n' * 3,
+        "3 spans begin one character behind a word's: count .* from 0",
+    ),
     ('{"text": null, "spans": []}', "row 1: None is no text, or .. no list of spans: words"),
     *(
         (f'{{"text": "a", "spans": [[0, 1, "X"], {span}]}}', "row 1: .* is not start, end and label of")

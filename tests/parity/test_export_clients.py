@@ -93,11 +93,12 @@ def test_code_of_the_card(folders, monkeypatch):
     with torch.no_grad():
         ours = pretrained.model(pretrained.tokens(TEXTS[0])[None], classification_head_name=TEXT_HEAD)[0][0].softmax(-1)
     assert names["logits"].softmax(-1)[0].tolist() == pytest.approx(ours.tolist(), abs=TOLERANCE)
-    (of_text,) = names["found"]
+    of_text, of_pair = names["found"]
     assert of_text == {
         "label": ["bad", "good"][ours.argmax()],
         "score": pytest.approx(ours.max().item(), abs=TOLERANCE),
     }
+    assert of_pair["label"] in ("bad", "good")
 
 
 # Texts, and their words.

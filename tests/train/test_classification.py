@@ -189,7 +189,7 @@ def test_a_number_for_two_texts(place, tmp_path, monkeypatch):
     exec(re.search(r"```python\n(.*?)```", card, re.DOTALL)[1], names := {})
     expected = tagger({"text": "One text.", "text_pair": "And another."}, truncation=True)[0]["score"]
     assert names["number"] == pytest.approx(expected, rel=1e-5)
-    assert "It predicts a number in the unit of the data" in card
+    assert "It predicts a number in the unit of the labels" in card
     assert "LABEL_0" not in card
 
 

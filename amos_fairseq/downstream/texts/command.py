@@ -46,7 +46,7 @@ from amos_fairseq.experiments.benchmark import (
 )
 from amos_fairseq.experiments.recipes import Hyperparameters, different
 from amos_fairseq.experiments.records import ConstantScores, RunResult, Summaries, content_sha256
-from amos_fairseq.experiments.table import MOST_PRINTED, export_notice, run_and_print, table_of_test
+from amos_fairseq.experiments.table import MOST_PRINTED, error_in_words, export_notice, run_and_print, table_of_test
 from amos_fairseq.files import csv_lines, write_text
 from amos_fairseq.output.terminal import Table
 from amos_fairseq.text.prepared_data import PREPARE_AGAIN
@@ -237,8 +237,7 @@ class TextBenchmark(Benchmark):
         return {}
 
     def write_predictions(self, data: TextData, split: str, name: str, logits: np.ndarray, folder: Path) -> None:
-        """Write ``predictions.NAME.tsv``: of each row its id, prediction, label, probability of a class, and texts if they are
-        kept."""
+        """Write ``predictions.NAME.tsv``: of each row id, prediction, label, probability of a predicted class, and texts."""
         header = [self.id_column, "prediction", "label"]
         columns = [data.ids(split), data.spell(predictions_of(data.kind, logits)), data.spell(data.labels(split))]
         if data.kind == "classes":
@@ -344,9 +343,9 @@ class Classification(TextBenchmark):
             if split == "test":
                 self.write_predictions(data, split, name, logits, loaded.file.parent)
                 ece = {"ece": calibration_error(logits, labels)} if data.kind == "classes" else {}
-                scores = {"best run on dev": data.score(predictions, labels) | ece} | data.constant({split: ""}).scores
-                main = data.main_score
-                tables.append(table_of_test(self.label_column, self.columns, scores, main, len(labels), self.unit))
+                scores, constant = data.score(predictions, labels) | ece, data.constant({split: ""})
+                note = f"rows{error_in_words(data.main_score, scores[data.main_score], len(labels), self.unit)}"
+                tables.append(table_of_test(self.label_column, self.columns, scores, constant, note))
             if data.kind != "number":
                 rows = scores_of_classes(predictions, labels, data.label_names)
                 tables.append(Table(f"{data.kind} of {name}", ["", "precision", "recall", "F1", "rows"], rows))

@@ -56,7 +56,7 @@ from amos_fairseq.experiments.records import (
     divide,
     summarize_divided,
 )
-from amos_fairseq.experiments.table import export_notice, run_and_print, table_of_test
+from amos_fairseq.experiments.table import error_in_words, export_notice, run_and_print, table_of_test
 from amos_fairseq.files import write_lines, write_text
 from amos_fairseq.inputs.files import JSONL, kind_of
 from amos_fairseq.inputs.schemes import count, items_of, main_score, scores, scores_by_name
@@ -252,8 +252,10 @@ class Tagging(Benchmark):
                 rows = zip(words, gold, predictions, strict=True)
                 record = records["test"] = self.compare(name, rows, checkpoint.parent, ".test")
                 constant, main = opened.constant(gold), column.main_score
-                shown = {"best run on dev": record} | constant.scores
-                tables.append(table_of_test(name, SCORE_NAMES, shown, main, constant.num_scored, self.unit))
+                note = f"words{error_in_words(main, record[main], constant.num_scored, self.unit)}"
+                if seen := num_seen(column.read_words("train"), words):
+                    note += f"; {seen_note(seen, len(words), 'sentences', 'test')}"
+                tables.append(table_of_test(name, SCORE_NAMES, record, constant, note))
             for split, record in records.items():
                 rows = []
                 for each, values in record.get("by_name", {}).items():  # of an earlier version: nothing
@@ -396,8 +398,8 @@ def encode_sentences(
     """Return the sentences of a file as the head reads them, and the windows of each.
 
     A sentence that the model can read has one window, with the bits of :class:`WordSequences`. Those of a longer one begin half
-    a window after each other. Of a word with more pieces than a window the first ones are read. Raw text is not used if no
-    sentence that trained had one: words in columns are joined by spaces.
+    a window after each other, or later where the next word is long. Of a word with more pieces than a window the first ones are
+    read. Raw text is not used if no sentence that trained had one: words in columns are joined by spaces.
     """
     sentences = file.sentences
     if not head.raw_text:
@@ -411,13 +413,14 @@ def encode_sentences(
         encoded.append([])
         while last < len(ranges):
             begin = ranges[first][0] if first else 0
-            last = max(first + 1, bisect.bisect_right(ranges, begin + room, first, key=itemgetter(1)))
-            end = (
-                ranges[last - 1][1] if last < len(ranges) else len(pieces)
-            )  # pieces of no word may follow the last one
-            tokens = torch.tensor([dictionary.bos(), *pieces[begin : min(end, begin + room)], dictionary.eos()])
-            positions = torch.tensor([start - begin + 1 for start, _ in ranges[first:last]], dtype=torch.long)
-            encoded[-1].append((first, {"tokens": tokens, "positions": positions}))
+            behind = max(first + 1, bisect.bisect_right(ranges, begin + room, first, key=itemgetter(1)))
+            if behind > last:  # else it would only be shorter than the one before it
+                last = behind
+                # Pieces of no word may follow the last word.
+                end = ranges[last - 1][1] if last < len(ranges) else len(pieces)
+                tokens = torch.tensor([dictionary.bos(), *pieces[begin : min(end, begin + room)], dictionary.eos()])
+                positions = torch.tensor([start - begin + 1 for start, _ in ranges[first:last]], dtype=torch.long)
+                encoded[-1].append((first, {"tokens": tokens, "positions": positions}))
             first += max(1, (last - first) // 2)
     return sentences, encoded
 

@@ -1,4 +1,4 @@
-"""GLUE's data, predictions, flags and intermediate training on synthetic rows, without the training process."""
+"""GLUE's data, predictions and flags on synthetic rows, without the training process."""
 
 import shutil
 import threading

@@ -1,5 +1,6 @@
 """``amos tag`` before the training: settings without use, and what it refuses."""
 
+import itertools
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -76,17 +77,18 @@ def test_each_word_of_a_long_sentence_is_read_where_it_has_most_text_around_it(m
 
     monkeypatch.setattr(command, "predict_words", stand_in)
     words = [word for sentence in make_sentences() for word, _, _ in sentence]
-    file = WordFile(data, "", [Sentence(words[:n], {}, [1] * n) for n in (1, 2, 7, 50, len(words))])
-    for sentence, found in zip(file.sentences, predict_file(loaded, "", file, list, "cpu"), strict=True):
-        pieces, ranges = loaded.tokenizer.encode_words(sentence.words)
+    texts = [*(words[:n] for n in (1, 2, 7, 50, len(words))), [*words[:60], "x" * 100, *words[:60]]]
+    file = WordFile(data, "", [Sentence(text, {}, [1] * len(text)) for text in texts])
+    _, encoded = encode_sentences(loaded, file, loaded.head(""))
+    for text, windows, found in zip(texts, encoded, predict_file(loaded, "", file, list, "cpu"), strict=True):
+        pieces, ranges = loaded.tokenizer.encode_words(text)
         assert [piece for piece, _, _ in found] == [pieces[start] for start, _ in ranges]
-        lengths = [end - start for start, end in ranges]
+        spans = [(first, first + len(window["positions"]) - 1) for first, window in windows]
         for word, (_, before, after) in enumerate(found):
-            # Half of the words that two windows share, where these have half of a window, at most 4 pieces a word.
-            fewest = (max_tokens - 2) // max(lengths) // 4
-            assert before >= min(word, fewest)
-            assert after >= min(len(found) - 1 - word, fewest)
-    (alone,) = predict_file(loaded, "", WordFile(data, "", file.sentences[-1:]), list, "cpu", in_windows=False)
+            assert min(before, after) == max(min(word - a, b - word) for a, b in spans if a <= word <= b)
+        assert all(a < c and b < d for (a, b), (c, d) in itertools.pairwise(spans)), "each has a word that is new"
+    assert found[59][1] > (5 if max_tokens == 40 else -1), "the word before one that fills a window has those before it"
+    (alone,) = predict_file(loaded, "", WordFile(data, "", file.sentences[-2:-1]), list, "cpu", in_windows=False)
     assert len(alone) < len(words)
 
 
