@@ -17,7 +17,6 @@ import amos_fairseq
 from amos_fairseq.checkpoints.read import LoadedCheckpoint
 from amos_fairseq.errors import UserError
 from amos_fairseq.functional.positions import mean_state
-from amos_fairseq.inputs.files import is_blank
 from amos_fairseq.models.pretraining import PretrainingModel
 from amos_fairseq.modules.encoder import with_layers
 
@@ -135,7 +134,7 @@ class Encoder(nn.Module):
         - Labels of words: a list with a dictionary for each span, or for each word where labels mark no spans:
           ``{"start": 0, "end": 3, "label": "PER", "probability": 0.9}``, in characters of the text.
 
-        A blank text has None. A classifier cuts texts that are too long; a warning counts them.
+        A text that is empty, or spaces alone, has None. A classifier cuts texts that are too long; a warning counts them.
 
         Args:
             texts: one string, or any iterable of strings; pairs of strings for a model that was trained on pairs.
@@ -160,7 +159,7 @@ class Encoder(nn.Module):
                 wanted = "a pair of texts" if expected == 2 else "one text"
                 raise UserError(f"text {number}: expected {wanted}, got {parts!r:.60}")
         module = importlib.import_module(f"amos_fairseq.downstream.{where}")
-        filled = [not all(map(is_blank, parts)) for parts in inputs]
+        filled = [any(map(str.strip, parts)) for parts in inputs]
         if not any(filled):
             return [None] * len(inputs)
         device, read = str(next(self.parameters()).device), list(itertools.compress(inputs, filled))
