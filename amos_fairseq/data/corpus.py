@@ -31,7 +31,8 @@ from amos_fairseq.files import (
 )
 from amos_fairseq.text import MASK_SYMBOL
 from amos_fairseq.text.tokenization import load_tokenizer, read_tokenizer
-from amos_fairseq.text.tokenization.tokenizer import SPACE, UNK, Tokenizer, unspell_piece
+from amos_fairseq.text.tokenization.tokenizer import SPACE, UNK, Tokenizer
+from amos_fairseq.text.tokenization.word_pieces import unspell_piece
 from amos_fairseq.untrusted import read_json
 
 logger = logging.getLogger(__name__)

@@ -34,7 +34,8 @@ from amos_fairseq.text import MASK_SYMBOL
 from amos_fairseq.text.tokenization.exported import exported_tokenizer, with_padding_at_1
 from amos_fairseq.text.tokenization.fast_tokenizer import FastTokenizer, row_map
 from amos_fairseq.text.tokenization.microsoft_tokenizer import MicrosoftAmosTokenizer
-from amos_fairseq.text.tokenization.tokenizer import BOS, EOS, PAD, UNK, token_ids, unspell_piece
+from amos_fairseq.text.tokenization.tokenizer import BOS, EOS, PAD, UNK, token_ids
+from amos_fairseq.text.tokenization.word_pieces import unspell_piece
 
 TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
 # The role in Hugging Face's tokenizers | fairseq's symbol. Some clients use the cls/sep names, others bos/eos.
@@ -237,7 +238,10 @@ def export(
             return dataclasses.replace(chosen, description=_PAIR), write_pair(folder, loaded)
         rows = write_tokenizer(folder, loaded, chosen.family, chosen.shape.max_positions)
         num_parameters = write_model(folder, chosen, rows)
-        custom_code.write_code(folder, chosen.code, not isinstance(loaded.tokenizer, FastTokenizer))
+        files = custom_code.MODEL_CODE[chosen.code] | (custom_code.SPANS_CODE if "words" in chosen.settings else {})
+        custom_code.write_code(
+            folder, files if isinstance(loaded.tokenizer, FastTokenizer) else files | custom_code.TOKENIZER_CODE
+        )
         agreement = verify_folder(folder, loaded, chosen, rows.ids) if check else None
         write_card(folder, out.name, loaded, chosen, num_parameters, agreement)
     return chosen, agreement

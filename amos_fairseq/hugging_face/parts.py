@@ -25,6 +25,7 @@ from amos_fairseq.modules.deberta_encoder import DebertaEncoderConfig
 from amos_fairseq.modules.encoder import TransformerConfig, TransformerEncoder
 from amos_fairseq.modules.heads import DenseDetectionHead
 from amos_fairseq.modules.modern_encoder import ModernBertEncoderConfig
+from amos_fairseq.text.tokenization.fast_tokenizer import FastTokenizer
 
 PAIR = "pair"  # generator and discriminator of DeBERTaV3, in the form of its authors
 # Of a head for texts, by the kind of its outputs.
@@ -223,6 +224,10 @@ def fine_tuned_part(loaded: LoadedCheckpoint, task: str | None) -> Part:
         settings = settings | {"num_labels": number} | _named_classes(labels)
     if head == Head.SEQUENCE_CLASSIFICATION:
         settings["problem_type"] = _PROBLEM_TYPES[loaded.heads[name].kind]
+    elif head == Head.TOKEN_CLASSIFICATION and isinstance(loaded.tokenizer, FastTokenizer):  # others have no offsets
+        outputs = loaded.heads[name]
+        words = {"kind": outputs.kind, "raw_text": outputs.raw_text, "signs": outputs.signs}
+        settings |= {"words": words | {"whole": sorted(outputs.whole)}, "custom_pipelines": custom_code.SPANS_PIPELINE}
     description = exported.description if task is None else f"the head of {task}"
     return dataclasses.replace(
         encoder_part(model),

@@ -4,7 +4,6 @@ printed of them."""
 import gzip
 import io
 import lzma
-import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ import zstandard
 
 from amos_fairseq.errors import UserError, explain_os_errors
 from amos_fairseq.inputs import FORMS
+from amos_fairseq.inputs.raw_words import is_blank
 from amos_fairseq.output.terminal import say
 from amos_fairseq.untrusted import read_json
 
@@ -36,11 +36,6 @@ _STREAMS: dict[str, Callable[[], Any]] = {
 COMPRESSIONS = (".gz", *_STREAMS)
 _DAMAGED = (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError, zstandard.ZstdError)
 _STATE, _INFO = "state.json", "dataset_info.json"  # of Dataset.save_to_disk
-# Characters of which an editor shows nothing: spaces, controls, and what has no width or no ink.
-_INVISIBLE = re.compile(
-    r"[\s\x00-\x1f\x7f-\xa0\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u2028-\u202e\u2060-\u206f"
-    r"\u2800\u3164\ufe00-\ufe0f\ufeff\uffa0\ufff9-\ufffb\U000e0000-\U000e0fff]*"
-)
 
 SHOWN_CHARACTERS = 300  # of the first item of a file
 
@@ -193,11 +188,6 @@ def refuse_large(content: bytes | bytearray, name: str | Path, place: str) -> No
             f"{name}, {place}: longer than {in_mib(LARGEST_DOCUMENT_BYTES)}: divide it into shorter lines, with a blank line "
             "between documents, or give --document line"
         )
-
-
-def is_blank(text: str) -> bool:
-    """Return whether an editor shows nothing of a text, such as of a no-break space, U+3000, U+200B or U+FEFF."""
-    return _INVISIBLE.fullmatch(text) is not None
 
 
 def clean_lines(text: str) -> list[str]:

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.inputs import UNSPACED
 from amos_fairseq.inputs.files import (
     FOLDER,
     PARQUET,
@@ -25,6 +24,7 @@ from amos_fairseq.inputs.files import (
     print_what_was_read,
     read_content,
 )
+from amos_fairseq.inputs.raw_words import UNSPACED
 from amos_fairseq.inputs.tables import TableFile
 from amos_fairseq.untrusted import LARGEST_COUNT, parse_json, plain_name, text_in, whole_number
 

@@ -16,7 +16,8 @@ import numpy as np
 from amos_fairseq.errors import UserError, printable
 from amos_fairseq.files import joined_sha256
 from amos_fairseq.inputs import LABEL_COLUMN, TEXT_COLUMN
-from amos_fairseq.inputs.files import files_of, ignore, is_blank, print_what_was_read
+from amos_fairseq.inputs.files import files_of, ignore, print_what_was_read
+from amos_fairseq.inputs.raw_words import is_blank
 from amos_fairseq.inputs.tables import TableFile, held_out, held_out_note, require_columns
 
 # What a label is: one class of several, any number of labels, or a number (a regression).

@@ -10,11 +10,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tokenizers import Regex, pre_tokenizers
-
 from amos_fairseq.errors import UserError
-from amos_fairseq.inputs import TEXT_COLUMN, UNSPACED
-from amos_fairseq.inputs.files import CSV, FOLDER, JSONL, PARQUET, is_blank, kind_of, print_what_was_read, read_lines
+from amos_fairseq.inputs import TEXT_COLUMN
+from amos_fairseq.inputs.files import CSV, FOLDER, JSONL, PARQUET, kind_of, print_what_was_read, read_lines
+from amos_fairseq.inputs.raw_words import (
+    INSIDE,
+    UNSPACED,
+    Ranges,
+    is_blank,
+    join_words,
+    ranges_of_words,
+    spaces_between,
+)
 from amos_fairseq.inputs.schemes import OUTSIDE
 from amos_fairseq.inputs.tables import TableFile, require_columns
 
@@ -32,10 +39,6 @@ CONLLU_NAMES = ("id", "form", "lemma", "upos", "xpos", "feats", "head", "deprel"
 CONLLU, COLUMNS, LINES, ROWS = "CoNLL-U", "one word a line", "one sentence a line", "one sentence a row"
 TEXTS, TEXT_LINES = "one text a row", "one text a line"
 _SPANS = ("spans", "ents", "entities", "labels", "label")  # the columns of spans
-# Spaces, punctuation as BERT's tokenizer has it, and characters of scripts without spaces; the last two are words of their own.
-_UNSPACED_CHARACTERS = pre_tokenizers.Split(Regex(UNSPACED.pattern), "isolated")
-_DIVIDED = pre_tokenizers.Sequence([pre_tokenizers.BertPreTokenizer(), _UNSPACED_CHARACTERS])
-_INSIDE = re.compile(r"(?<=[^\W_])(?:[^\w\s]|_)(?=[^\W_])")
 FORMS = (
     "words are read from CoNLL-U, from columns (the word first and its label last, or --columns; a blank line after each "
     "sentence), and from JSON lines and Parquet with lists (tokens, tags) or a text and spans of its characters (text, "
@@ -49,7 +52,6 @@ _ID = re.compile(r"([0-9]+)(?:([-.])([0-9]+))?")
 _NO_SPACE_AFTER = "SpaceAfter=No"
 
 Lines = list[tuple[int, str]]  # numbered from 1
-Ranges = list[tuple[int, int]]  # of characters, the end excluded
 
 
 def is_column_name(name: str) -> bool:
@@ -154,25 +156,10 @@ def count_labels(sentences: Sequence[Sentence], column: str) -> Counter[str]:
 
 
 def join_unspaced_words(sentences: Sequence[Sentence]) -> None:
-    """Where a file does not tell the spaces, leave them out of sentences in which half the words or more are in scripts
-    without spaces."""
+    """Where a file does not tell the spaces, take those of ``spaces_between``."""
     for sentence in sentences:
-        is_unspaced = [UNSPACED.search(word) is not None for word in sentence.words if any(map(str.isalpha, word))]
-        if sentence.spaces is None and any(is_unspaced) and 2 * sum(is_unspaced) >= len(is_unspaced):
-            sentence.spaces = [*itertools.starmap(_needs_space, itertools.pairwise(sentence.words)), False]
-
-
-def _needs_space(word: str, following: str) -> bool:
-    """Return whether these are two words such as New York in a text without spaces, and not single characters of a word."""
-    ends = word[-1] + following[0]
-    return len(word + following) > 2 and ends.isalnum() and not UNSPACED.search(ends)
-
-
-def join_words(words: Sequence[str], spaces: Sequence[bool] | None = None) -> str:
-    """Return the text of words; ``spaces``: whether a space follows each of them, by default all but the last."""
-    if spaces is None:
-        return " ".join(words)
-    return "".join(f"{word} " if space else word for word, space in zip(words, spaces, strict=True))
+        if sentence.spaces is None:
+            sentence.spaces = spaces_between(sentence.words)
 
 
 def read_sentences(
@@ -384,17 +371,8 @@ def _read_table(path: Path, column: str | None, labeled: bool) -> WordFile:
 
 
 def words_in(text: str, number: int, signs: str = "", whole: Collection[str] = ()) -> tuple[Sentence, Ranges]:
-    """Return a text as words that have no labels yet, and their ranges of characters: what is between spaces, divided at
-    punctuation, but for ``signs`` inside of words, and for words that are ``whole``."""
-    joints = {place for sign in _INSIDE.finditer(text) if sign[0] in signs for place in sign.span()}
-    for part in re.finditer(r"\S+", text) if whole else ():
-        joints.update(range(part.start(), part.end()) if part[0] in whole else ())
-    ranges: Ranges = []
-    for word, (start, end) in _DIVIDED.pre_tokenize_str(text):
-        if ranges and ranges[-1][1] == start and start in joints:
-            ranges[-1] = ranges[-1][0], end
-        elif not is_blank(word):
-            ranges.append((start, end))
+    """Return a text as words that have no labels yet, and their ranges of characters; see ``ranges_of_words``."""
+    ranges = ranges_of_words(text, signs, whole)
     spaces = [start > end for (_, end), (start, _) in itertools.pairwise([*ranges, *ranges[-1:]])]
     return Sentence([text[start:end] for start, end in ranges], {}, spaces, [number] * len(ranges), text), ranges
 
@@ -406,7 +384,7 @@ def undivided(sentences: Sequence[Sentence]) -> tuple[str, list[str]]:
     for sentence in sentences:
         text, ranges = sentence.places()
         ends = {place for each in ranges for place in each}
-        for sign in _INSIDE.finditer(text):
+        for sign in INSIDE.finditer(text):
             counts[sign[0]] += -1 if ends & {*sign.span()} else 1
         counts.subtract("".join(word[0] + word[-1].strip(".") for word in sentence.words if len(word) > 1))
     signs = "".join(sorted(sign for sign, count in counts.items() if count > 0))

@@ -22,8 +22,9 @@ from typing import Any, NamedTuple
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import file_sha256, json_text
 from amos_fairseq.inputs.files import read_lines
+from amos_fairseq.inputs.raw_words import join_words
 from amos_fairseq.inputs.schemes import notation_of, spans_of
-from amos_fairseq.inputs.word_files import Sentence, heads_of, join_words, read_conllu, read_sentences, spaces_in
+from amos_fairseq.inputs.word_files import Sentence, heads_of, read_conllu, read_sentences, spaces_in
 from amos_fairseq.output.terminal import say
 from amos_fairseq.text.prepared_data import check_paths, describe_source, fill_out
 from amos_fairseq.untrusted import field, parse_json, plain_name, text_in

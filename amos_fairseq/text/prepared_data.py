@@ -17,7 +17,8 @@ from typing import Any
 from amos_fairseq.errors import UserError, explain_os_errors, printable
 from amos_fairseq.files import DICTIONARY_FILE, TOKENIZER_DIRECTORY, file_sha256, files_sha256, json_text, whole_folder
 from amos_fairseq.output.terminal import say
-from amos_fairseq.text.tokenization.tokenizer import Tokenizer, unspell_piece
+from amos_fairseq.text.tokenization.tokenizer import Tokenizer
+from amos_fairseq.text.tokenization.word_pieces import unspell_piece
 from amos_fairseq.untrusted import is_unicode, read_json
 
 DATA = "data"

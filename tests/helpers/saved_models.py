@@ -64,6 +64,7 @@ def write_run(
     labels: int = 0,
     names: Sequence[str] = (),
     task: dict[str, Any] | None = None,
+    of_head: dict[str, Any] | None = None,
     **settings: Any,
 ) -> Path:
     """Write a SAVE_DIR with random values in all parameters; fine-tuned with ``classes``, a ``span_head`` or ``labels``."""
@@ -93,7 +94,7 @@ def write_run(
     if names:
         kind = "words" if labels else "classes"
         head = {"kind": kind, "labels": [*names], "name": "", "text_columns": []}
-        head |= {"header": True, "raw_text": False, "signs": "", "whole": []}
+        head |= {"header": True, "raw_text": False, "signs": "", "whole": []} | (of_head or {})
         task_state["heads"] = dict.fromkeys(model.heads, head)
     history = [{"num_updates": UPDATES}]
     state = {"args": None, "cfg": cfg, "model": model.state_dict(), "optimizer_history": history}

@@ -2,8 +2,6 @@
 
 import io
 import random
-import re
-import textwrap
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +9,6 @@ from typing import Any
 import sentencepiece
 import tokenizers
 from fairseq.data import Dictionary
-from tiny_runs import ROOT
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from amos_fairseq.text.tokenization import Tokenizer, load_tokenizer
@@ -156,16 +153,6 @@ def hugging_face_directory(directory: Path, kind: str, sample: Path) -> Path:
     directory.mkdir()
     library.save(str(directory / "tokenizer.json"))
     return directory
-
-
-def token_of_word(tokens: list[dict[str, Any]], text: str, begin: int, end: int) -> dict[str, Any]:
-    """Return the token of ``text[begin:end]`` by the code in docs/tagging.md."""
-    page = (ROOT / "docs" / "tagging.md").read_text(encoding="utf-8")
-    code = textwrap.dedent(re.search("```python\n(.*?) *```", page, flags=re.DOTALL)[1])
-    assert code in (ROOT / "amos_fairseq" / "hugging_face" / "model_card.jinja").read_text(encoding="utf-8")
-    names = {"tagger": lambda text: [dict(token) for token in tokens], "text": text, "begin": begin, "end": end}
-    exec(code, names)
-    return names["found"][0]
 
 
 def word_level_directory(

@@ -15,7 +15,8 @@ from synthetic_corpus import make_documents, write_jsonl, write_text
 from amos_fairseq.errors import UserError
 from amos_fairseq.inputs import files
 from amos_fairseq.inputs.documents import DocumentFile
-from amos_fairseq.inputs.files import SHOWN_CHARACTERS, is_blank, kind_of, print_what_was_read, read_content, read_lines
+from amos_fairseq.inputs.files import SHOWN_CHARACTERS, kind_of, print_what_was_read, read_content, read_lines
+from amos_fairseq.inputs.raw_words import is_blank
 
 DOCUMENTS = make_documents(40)
 EXPECTED = ["".join(f"{paragraph}\n" for paragraph in document).encode("utf-8") for document in DOCUMENTS]

@@ -13,23 +13,17 @@ import pytest
 import scipy.stats
 import torch
 import transformers
-from hugging_face_folders import export, train_wordpiece
+from hugging_face_folders import export
 from saved_models import write_run
 from small_models import MODERN
 from tiny_runs import ROOT
-from tokenizer_text import token_of_word
-from torch import Tensor
+from tokenizer_text import small_tokenizer_of_kind
 
 import amos_fairseq
 from amos_fairseq.checkpoints.read import load_checkpoint
 from amos_fairseq.downstream.model import TEXT_HEAD
-from amos_fairseq.downstream.words.command import labeled_spans, predict_file, with_probability
-from amos_fairseq.downstream.words.dataset import Column
 from amos_fairseq.errors import UserError
-from amos_fairseq.inputs.word_files import read_sentences, spaces_in
 from amos_fairseq.models.pretraining import PretrainingBatch
-from amos_fairseq.text.tokenization import load_tokenizer
-from amos_fairseq.text.vocabulary import learn_tokenizer
 
 TOLERANCE = 1e-4
 WORDS = ["the", "jumps", "over", "end", "lazy", "brown"]
@@ -101,65 +95,58 @@ def test_code_of_the_card(folders, monkeypatch):
     assert of_pair["label"] in ("bad", "good")
 
 
-# Texts, and their words.
-TREEBANK = {
-    "I don't know 3.5% of it.": "I do n't know 3.5 % of it .",
-    "中国人口3108人、「密度」。": "中国 人口 3108 人 、 「 密度 」 。",
-}
+PARTS = [
+    "bakelimo",
+    "nu-Tare",
+    "sí",
+    "York",
+    "Jan-Peter",
+    "U.S.",
+    "don't",
+    "(3.5%)",
+    "browned",
+    "été",
+    "北京",
+    "-",
+    "…",
+]
+SPAN_LABELS = ["O", "B-X", "I-X", "B-Y", "I-Y"]
 
 
-@torch.no_grad()
-def test_labels_of_words_in_raw_text(tmp_path):
-    """Those of the words in a treebank, whose places in its texts are written here."""
-    (tmp_path / "text.txt").write_text(
-        "I don't know.\n3.5% of it\n中国人口密度。\n「中国人口、3108人」\n" * 9, encoding="utf-8"
-    )
-    tokenizer = learn_tokenizer(tmp_path / "text.txt", 130, cased=True)
-    run = write_run(tmp_path / "run", tokenizer=tokenizer, labels=5, names="ABCDE")
+def raw_texts(number: int) -> list[str]:
+    """Texts with hyphens, punctuation, and several spaces or none between words."""
+    draw = random.Random(1)
+    parts = (draw.choices(PARTS, k=draw.randint(1, 12)) for _ in range(number))
+    return ["".join(part + draw.choice(["", " ", "  ", ", "]) for part in each) for each in parts]
+
+
+@pytest.mark.parametrize("kind", ["cased", "wordpiece", "bytes", "prefixed bytes", "unigram"])
+@pytest.mark.parametrize(
+    "outputs",
+    [
+        {"kind": "spans", "raw_text": True},
+        {"kind": "spans", "raw_text": False, "signs": "-", "whole": ["(3.5%)", "U.S."]},
+        {"kind": "words", "raw_text": True, "signs": "-", "whole": ["(3.5%)", "U.S."]},
+    ],
+)
+def test_spans_of_raw_text_are_those_of_the_pipeline(kind, outputs, tmp_path, monkeypatch):
+    """Of 150 texts, by a model of random values. With WordPiece the strategy "first" of transformers gives the same ones."""
+    tokenizer = small_tokenizer_of_kind(tmp_path, kind)
+    run = write_run(tmp_path / "run", tokenizer=tokenizer, labels=5, names=SPAN_LABELS, of_head=outputs)
     export(run, tmp_path / "out")
-    tag = transformers.pipeline("token-classification", model=str(tmp_path / "out"), ignore_labels=[])
-    pretrained, found, num_shared = load_checkpoint(run), [], 0
-    for text, words in TREEBANK.items():
-        words = words.split()
-        ids, ranges = pretrained.tokenizer.encode_words(words, spaces_in(text, words))
-        positions = torch.tensor([[start + 1 for start, _ in ranges]])
-        tokens = torch.tensor([[0, *ids, 2]])
-        ours = pretrained.model(tokens, word_positions=positions).logits["upos_labels"][0].softmax(-1).max(-1)
-        given, end = tag(text), 0
-        for word, score, label in zip(words, *map(Tensor.tolist, ours), strict=True):
-            begin = text.index(word, end)
-            end = begin + len(word)
-            token = token_of_word(given, text, begin, end)
-            num_shared += token["start"] < begin
-            assert (token["entity"], token["score"]) == ("ABCDE"[label], pytest.approx(score, abs=TOLERANCE)), word
-            found.append(round(score, 3))
-    assert (len(found), len(set(found)) > 12, num_shared > 0) == (18, True, True)
-
-
-PARTS = ["New", "York", "Jan-Peter", "U.S.", "don't", "(3.5%)", "browned", "été", "北京", "-", "…"]
-
-
-def test_spans_of_raw_text_are_those_of_the_pipeline(tmp_path):
-    """Of 150 texts with hyphens and punctuation, by a model of random values with WordPiece."""
-    draw, names = random.Random(1), ["O", "B-X", "I-X", "B-Y", "I-Y"]
-    parts = (draw.choices(PARTS, k=draw.randint(1, 12)) for _ in range(150))
-    texts = ["".join(part + draw.choice(["", " ", "  ", ", "]) for part in each) for each in parts]
-    train_wordpiece(tmp_path / "given", texts[:50])
-    run = write_run(tmp_path / "run", tokenizer=load_tokenizer(tmp_path / "given"), labels=5, names=names)
-    export(run, tmp_path / "out")
-    tag = transformers.pipeline("token-classification", model=str(tmp_path / "out"), aggregation_strategy="first")
-    (tmp_path / "texts.txt").write_text("\n".join(texts), encoding="utf-8")
-    file, column = read_sentences(tmp_path / "texts.txt", labeled=False, raw=True), Column(tmp_path, "", names, True)
-    predictions = predict_file(load_checkpoint(run), "upos_labels", file, with_probability, "cpu")
-    num_spans = 0
-    for text, sentence, predicted in zip(texts, file.sentences, predictions, strict=True):
-        ours = [tuple(span.values()) for span in labeled_spans(sentence, column, predicted)]
-        assert ours == [
-            (span["start"], span["end"], span["entity_group"], pytest.approx(span["score"], abs=TOLERANCE))
-            for span in tag(text)
-        ], text
-        num_spans += len(ours)
-    assert num_spans > 300
+    monkeypatch.chdir(tmp_path)
+    exec(re.search(r"```python\n(.*?)```", (tmp_path / "out" / "README.md").read_text(), re.DOTALL)[1], names := {})
+    # The last one has several windows, and with WordPiece words without a piece.
+    texts = [*raw_texts(150), " ".join([*PARTS, "\u0301"] * 9)]
+    ours = [[tuple(span.values()) for span in spans] for spans in amos_fairseq.load(run).predict(texts)]
+    assert sum(map(len, ours)) > 30
+    found = names["tag"](texts)
+    if kind == "wordpiece" and "signs" not in outputs:
+        first = transformers.pipeline("token-classification", model="out", aggregation_strategy="first")
+        texts, ours, found = texts + texts[:-1], ours + ours[:-1], found + first(texts[:-1])
+    for text, spans, theirs in zip(texts, ours, found, strict=True):
+        expected = [(*span[:3], pytest.approx(span[3], abs=TOLERANCE)) for span in spans]
+        assert [(each["start"], each["end"], each["entity_group"], each["score"]) for each in theirs] == expected, text
 
 
 @pytest.mark.parametrize(("run", "exported"), [("run", "encoder"), ("modern run", "modern encoder")])

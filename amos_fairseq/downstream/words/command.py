@@ -1,7 +1,6 @@
 """``amos tag``: labels of words, trained by the task ``sequence_tagging``."""
 
 import argparse
-import bisect
 import dataclasses
 import json
 import os
@@ -10,7 +9,6 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from operator import itemgetter
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -76,6 +74,7 @@ from amos_fairseq.inputs.word_files import (
 )
 from amos_fairseq.output.terminal import Table, say
 from amos_fairseq.setting_checks import as_flags
+from amos_fairseq.text.tokenization.word_pieces import merge_windows, windows_of
 from amos_fairseq.untrusted import read_json
 
 LabeledWords = tuple[
@@ -397,9 +396,8 @@ def encode_sentences(
 ) -> tuple[list[Sentence], list[list[Window]]]:
     """Return the sentences of a file as the head reads them, and the windows of each.
 
-    A sentence that the model can read has one window, with the bits of :class:`WordSequences`. Those of a longer one begin half
-    a window after each other, or later where the next word is long. Of a word with more pieces than a window the first ones are
-    read. Raw text is not used if no sentence that trained had one: words in columns are joined by spaces.
+    A sentence that the model can read has one window, with the bits of :class:`WordSequences`. Raw text is not used if no
+    sentence that trained had one: words in columns are joined by spaces.
     """
     sentences = file.sentences
     if not head.raw_text:
@@ -409,19 +407,11 @@ def encode_sentences(
     encoded: list[list[Window]] = []
     for sentence in sentences:
         pieces, ranges = loaded.tokenizer.encode_words(sentence.words, sentence.spaces)
-        first = last = 0
         encoded.append([])
-        while last < len(ranges):
-            begin = ranges[first][0] if first else 0
-            behind = max(first + 1, bisect.bisect_right(ranges, begin + room, first, key=itemgetter(1)))
-            if behind > last:  # else it would only be shorter than the one before it
-                last = behind
-                # Pieces of no word may follow the last word.
-                end = ranges[last - 1][1] if last < len(ranges) else len(pieces)
-                tokens = torch.tensor([dictionary.bos(), *pieces[begin : min(end, begin + room)], dictionary.eos()])
-                positions = torch.tensor([start - begin + 1 for start, _ in ranges[first:last]], dtype=torch.long)
-                encoded[-1].append((first, {"tokens": tokens, "positions": positions}))
-            first += max(1, (last - first) // 2)
+        for first, last, begin, end in windows_of(ranges, len(pieces), room):
+            tokens = torch.tensor([dictionary.bos(), *pieces[begin:end], dictionary.eos()])
+            positions = torch.tensor([start - begin + 1 for start, _ in ranges[first:last]], dtype=torch.long)
+            encoded[-1].append((first, {"tokens": tokens, "positions": positions}))
     return sentences, encoded
 
 
@@ -438,14 +428,8 @@ def predict_file(
     _, encoded = encode_sentences(loaded, file, loaded.head(name))
     encoded = [windows[: None if in_windows else 1] for windows in encoded]
     inputs = [window for windows in encoded for _, window in windows]
-    predicted, merged = iter(predict_words(loaded.model, name, inputs, read_out, device)), []
-    for windows in encoded:
-        of_sentence: list = []
-        for first, _ in windows:
-            middle = (first + len(of_sentence)) // 2  # of the words that both windows have
-            of_sentence[middle:] = next(predicted)[middle - first :]
-        merged.append(of_sentence)
-    return merged
+    predicted = iter(predict_words(loaded.model, name, inputs, read_out, device))
+    return [merge_windows((first, next(predicted)) for first, _ in windows) for windows in encoded]
 
 
 def refuse_other_form(words: WordFile, head: HeadOutputs) -> None:

@@ -24,6 +24,7 @@ from textwrap import shorten
 from typing import Any
 
 from amos_fairseq.errors import UserError
+from amos_fairseq.inputs.raw_words import join_words
 from amos_fairseq.inputs.schemes import name_of_notation, notation_of
 from amos_fairseq.inputs.tables import held_out, num_seen, seen_note
 from amos_fairseq.inputs.word_files import (
@@ -38,7 +39,6 @@ from amos_fairseq.inputs.word_files import (
     WordFile,
     count_labels,
     is_column_name,
-    join_words,
     read_sentences,
     undivided,
 )

@@ -1,13 +1,13 @@
-"""Code in an exported folder: for classification heads on the mean of the states, and for the positions and the tokenizer of
-the released AMOS checkpoint.
+"""Code in an exported folder: for classification heads on the mean of the states, for the positions and the tokenizer of the
+released AMOS checkpoint, and for spans in raw text.
 
-It is needed: no Hugging Face class but ModernBERT's has such a head, none has these positions, and no ``tokenizer.json`` can
-drop pieces. The files are those that this package runs itself; only their imports of each other are made relative, so that the
-folder does not depend on this package.
+It is needed: no Hugging Face class but ModernBERT's has such a head, none has these positions, no ``tokenizer.json`` can drop
+pieces, and no pipeline has the words of the training. The files are those that this package runs itself; only their imports of
+each other are made relative, so that the folder does not depend on this package.
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from amos_fairseq.hugging_face.weights import CUSTOM, FAMILIES, Head, class_name
@@ -23,6 +23,14 @@ TOKENIZER_CODE = {
     "tokenization_amos.py": "hugging_face/custom_code/tokenization_amos.py",
     "standalone.py": "text/tokenization/standalone.py",
 }
+# The pipeline ``spans``, of a folder that loads without code.
+SPANS_CODE = {
+    "spans.py": "hugging_face/custom_code/spans.py",
+    "raw_words.py": "inputs/raw_words.py",
+    "schemes.py": "inputs/schemes.py",
+    "word_pieces.py": "text/tokenization/word_pieces.py",
+}
+SPANS_PIPELINE = {"spans": {"impl": "spans.SpansPipeline", "pt": ["AutoModelForTokenClassification"]}}
 TOKENIZER_AUTO_MAP = {"AutoTokenizer": ["tokenization_amos.AmosTokenizer", None]}
 _OUR_IMPORT = re.compile(r"^from amos_fairseq\.[\w.]+?(\w+) import ", re.MULTILINE)
 
@@ -41,8 +49,9 @@ def is_in(folder: Path, files: Iterable[str] = (*AMOS_CODE, *TOKENIZER_CODE)) ->
     return any((folder / name).exists() for name in files)
 
 
-def write_code(folder: Path, of_model: str, of_tokenizer: bool) -> None:
+def write_code(folder: Path, files: Mapping[str, str]) -> None:
+    """Copy modules of this package: name in the folder -> path in this package."""
     package = Path(__file__).parents[2]
-    for name, source in (MODEL_CODE[of_model] | (TOKENIZER_CODE if of_tokenizer else {})).items():
+    for name, source in files.items():
         code = _OUR_IMPORT.sub(r"from .\1 import ", (package / source).read_text(encoding="utf-8"))
         (folder / name).write_text(code, encoding="utf-8")

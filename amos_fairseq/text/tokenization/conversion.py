@@ -30,16 +30,8 @@ from amos_fairseq.text.tokenization.fast_tokenizer import (
     find_special_tokens,
     frame_inputs,
 )
-from amos_fairseq.text.tokenization.tokenizer import (
-    SPACE,
-    SPECIAL_SYMBOLS,
-    UNK,
-    AlignedPiece,
-    Tokenizer,
-    spell_piece,
-    token_ids,
-    unspell_piece,
-)
+from amos_fairseq.text.tokenization.tokenizer import SPACE, SPECIAL_SYMBOLS, UNK, Tokenizer, spell_piece, token_ids
+from amos_fairseq.text.tokenization.word_pieces import AlignedPiece, unspell_piece
 from amos_fairseq.untrusted import read_bytes, read_json, read_text
 
 FASTBPE, END_OF_WORD, CONTINUED = "fastbpe", "</w>", "@@"

@@ -14,7 +14,7 @@ import tokenizers
 from tokenizers import AddedToken, decoders, processors
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.inputs import UNSPACED
+from amos_fairseq.inputs.raw_words import UNSPACED
 from amos_fairseq.text import MASK_SYMBOL
 from amos_fairseq.text.tokenization.tokenizer import (
     BOS,
@@ -24,11 +24,10 @@ from amos_fairseq.text.tokenization.tokenizer import (
     SPACE,
     SPECIAL_SYMBOLS,
     UNK,
-    AlignedPiece,
     Tokenizer,
     embedding_symbols,
-    unspell_piece,
 )
+from amos_fairseq.text.tokenization.word_pieces import AlignedPiece, unspell_piece
 from amos_fairseq.untrusted import LAST_KEYS, is_unicode, parse_json, read_bytes, read_json
 
 if TYPE_CHECKING:

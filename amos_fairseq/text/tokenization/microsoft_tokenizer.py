@@ -8,14 +8,8 @@ import sentencepiece
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import DICTIONARY_FILE
 from amos_fairseq.text.tokenization.standalone import normalize, text_of, without_lone_marks
-from amos_fairseq.text.tokenization.tokenizer import (
-    COPY_AGAIN,
-    AlignedPiece,
-    Tokenizer,
-    read_dictionary_symbols,
-    spell_piece,
-    unspell_piece,
-)
+from amos_fairseq.text.tokenization.tokenizer import COPY_AGAIN, Tokenizer, read_dictionary_symbols, spell_piece
+from amos_fairseq.text.tokenization.word_pieces import AlignedPiece, unspell_piece
 from amos_fairseq.untrusted import read_bytes
 
 

@@ -1,20 +1,19 @@
 """The base class of all tokenizers: pieces in the spelling of ``dict.txt``, files, offsets into the original text."""
 
 import abc
-import bisect
 import functools
 import json
 import re
 import tempfile
-import unicodedata
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import DICTIONARY_FILE, SETTINGS_FILE, directory_sha256, whole_file
-from amos_fairseq.inputs.word_files import join_words
+from amos_fairseq.inputs.raw_words import join_words
 from amos_fairseq.text import MASK_SYMBOL
+from amos_fairseq.text.tokenization.word_pieces import AlignedPiece, pieces_of_words, tidy_spans
 from amos_fairseq.untrusted import read_text
 
 BOS, PAD, EOS, UNK = "<s>", "<pad>", "</s>", "<unk>"
@@ -22,18 +21,9 @@ SPECIAL_SYMBOLS = (BOS, PAD, EOS, UNK, MASK_SYMBOL)
 OF_CORPUS = "dictionary_of_corpus"  # in the settings, where it is
 SPACE = "▁"  # how SentencePiece writes a space in pieces
 
-# (piece, start, end): the piece covers the characters [start, end) of the line.
-AlignedPiece = tuple[str, int, int]
-
-_ESCAPED = re.compile(r"\\x\{([0-9a-f]*)\}")
 # A backslash that already begins an escape is escaped too; otherwise two pieces would share one spelling.
 _MUST_ESCAPE = re.compile(r"\s|\\(?=x\{)")
-# Zero-width spaces: Unicode does not class them as spaces, tokenizers treat them as such.
-_ZERO_WIDTH_SPACES = "\u200b\ufeff"
 COPY_AGAIN = "copy the whole tokenizer directory again"
-# The first character of a piece that follows a space: SentencePiece's mark, a space spelled as a byte, and what amos export
-# writes.
-_WORD_MARKS = "\u2581\u0120 "
 
 
 def embedding_symbols(pieces: Iterable[str]) -> list[str]:
@@ -53,13 +43,6 @@ def spell_piece(piece: str) -> str:
     if piece in SPECIAL_SYMBOLS:
         return _escape(piece[0]) + piece[1:]
     return _MUST_ESCAPE.sub(lambda match: _escape(match.group()), piece)
-
-
-def unspell_piece(spelling: str) -> str:
-    """Return the piece that ``spell_piece`` wrote as ``spelling``."""
-    if "\\" not in spelling:
-        return spelling
-    return _ESCAPED.sub(lambda match: chr(int(match.group(1), 16)) if match.group(1) else "", spelling)
 
 
 def _escape(character: str) -> str:
@@ -182,26 +165,9 @@ class Tokenizer(abc.ABC):
         """
         pieces = self.encode_with_offsets(join_words(words, spaces))
         ids = self.ids_of(piece for piece, _, _ in pieces)
-        starts = [start for _, start, _ in pieces]
-        covering = [(index, start, end) for index, (_, start, end) in enumerate(pieces) if start < end]
-        ranges: list[tuple[int, int]] = []
-        place = num_inserted = begin = 0
-        for word, space in zip(words, spaces or [True] * len(words), strict=True):
-            end = begin + len(word)
-            while place < len(covering) and covering[place][2] <= begin:
-                place += 1
-            stop = place
-            while stop < len(covering) and covering[stop][1] < end:
-                stop += 1
-            if place < stop:
-                first = place + (covering[place][1] < begin and place + 1 < stop)
-                ranges.append((covering[first][0] + num_inserted, covering[stop - 1][0] + 1 + num_inserted))
-            else:
-                index = bisect.bisect_left(starts, end) + num_inserted
-                ids.insert(index, self.embedding_rows[UNK])
-                ranges.append((index, index + 1))
-                num_inserted += 1
-            begin = end + space
+        ranges, absent = pieces_of_words(words, spaces, [span for _, *span in pieces])
+        for index in absent:
+            ids.insert(index, self.embedding_rows[UNK])
         return ids, ranges
 
     @functools.cached_property
@@ -236,45 +202,3 @@ def read_dictionary_symbols(path: Path) -> list[str]:
             f"{path}: each line needs a piece of its own, none of {' '.join(SPECIAL_SYMBOLS)}, and a number"
         )
     return symbols
-
-
-def tidy_spans(line: str, aligned: Iterable[AlignedPiece]) -> list[AlignedPiece]:
-    """Convert the spans of a tokenizer library to those of ``Tokenizer.encode_with_offsets``: without spaces at the ends,
-    a lone word mark empty, a character that a normalizer expands (a ligature) whole for each of its pieces, and with the
-    combining marks behind a piece that a normalizer removes."""
-    pieces = [_tidy(line, *piece) for piece in aligned]
-    covered = _covered(line, pieces)
-    return [(piece, start, _past_marks(line, covered, start, end)) for piece, start, end in pieces]
-
-
-def _tidy(line: str, piece: str, start: int, end: int) -> AlignedPiece:
-    is_mark = not unspell_piece(piece).strip(_WORD_MARKS)
-    while start < end and _is_space(line[start]):
-        start += 1
-    while end > start and _is_space(line[end - 1]):
-        end -= 1
-    if is_mark and line[start:end].strip(_WORD_MARKS):
-        return piece, start, start
-    within_character = start == end < len(line) and not _is_space(line[start])
-    if within_character and not is_mark:
-        end = start + 1
-    return piece, start, end
-
-
-def _covered(line: str, aligned: list[AlignedPiece]) -> bytearray:
-    """Return 1 for each character of the line that is in a piece, else 0."""
-    covered = bytearray(len(line))
-    for _, start, end in aligned:
-        covered[start:end] = b"\x01" * (end - start)
-    return covered
-
-
-def _past_marks(line: str, covered: bytearray, start: int, end: int) -> int:
-    if start < end:
-        while end < len(line) and not covered[end] and unicodedata.category(line[end])[0] == "M":
-            end += 1
-    return end
-
-
-def _is_space(character: str) -> bool:
-    return character.isspace() or character in _ZERO_WIDTH_SPACES

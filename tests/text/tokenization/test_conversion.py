@@ -29,7 +29,8 @@ from amos_fairseq.text.tokenization import load_tokenizer
 from amos_fairseq.text.tokenization.conversion import check_on_text, convert
 from amos_fairseq.text.tokenization.exported import exported_tokenizer
 from amos_fairseq.text.tokenization.fast_tokenizer import FastTokenizer
-from amos_fairseq.text.tokenization.tokenizer import spell_piece, unspell_piece
+from amos_fairseq.text.tokenization.tokenizer import spell_piece
+from amos_fairseq.text.tokenization.word_pieces import unspell_piece
 from amos_fairseq.text.vocabulary import from_sentencepiece, learn_tokenizer, sentencepiece_rules, train_sentencepiece
 
 # The standard is no wrong id in 3,000 texts of each alphabet.

@@ -10,12 +10,11 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import directory_sha256
-from amos_fairseq.inputs.word_files import join_words
+from amos_fairseq.inputs.raw_words import join_words
 from amos_fairseq.text.tokenization import load_tokenizer
-from amos_fairseq.text.tokenization import tokenizer as base
-from amos_fairseq.text.tokenization.exported import exported_tokenizer
 from amos_fairseq.text.tokenization.standalone import kept_lengths
 from amos_fairseq.text.tokenization.tokenizer import SPECIAL_SYMBOLS, UNK, embedding_symbols, spell_piece
+from amos_fairseq.text.tokenization.word_pieces import tidy_spans, unspell_piece
 from amos_fairseq.text.vocabulary import cut_long_line, learn_tokenizer
 
 NASTY_CHARACTERS = " \t\x0b\x1c\x85\xa0\u2028\u3000\\{}x<>/s@#▁Ġ#é中☃\u0301ab0"
@@ -48,7 +47,7 @@ def test_spelling_is_reversible_and_one_to_one():
     assert len(spellings) == len(pieces)
     for piece in pieces:
         spelling = spell_piece(piece)
-        assert base.unspell_piece(spelling) == piece
+        assert unspell_piece(spelling) == piece
         assert spelling.split() == [spelling]
         assert spelling not in SPECIAL_SYMBOLS
 
@@ -141,7 +140,7 @@ def test_spans_of_the_libraries_are_converted_to_one_convention():
     line = " \u00bd e\u0301 \u200b"
     given = [("\u25811", 0, 1), ("\u2044", 1, 1), ("2", 1, 2), ("\u2581", 2, 3), ("e", 3, 4), ("\u2581", 5, 7)]
     expected = [("\u25811", 1, 2), ("\u2044", 1, 2), ("2", 1, 2), ("\u2581", 3, 3), ("e", 3, 5), ("\u2581", 7, 7)]
-    assert base.tidy_spans(line, given) == expected
+    assert tidy_spans(line, given) == expected
 
 
 def sentences():
@@ -205,25 +204,6 @@ def test_a_word_without_a_piece_gets_unk(tokenizer):
             assert ids[start:end] == [tokenizer.embedding_rows[UNK]]
             assert ids[:start] + ids[end:] == plain
             assert ranges[0][1] <= start < end <= ranges[2][0]
-
-
-@pytest.mark.parametrize("tokenizer", ["cased", "wordpiece", "bytes", "prefixed bytes", "unigram"], indirect=True)
-def test_the_documented_token_of_a_word_in_raw_text_is_its_first_piece(tokenizer):
-    exported, num_words = exported_tokenizer(tokenizer), 0
-    exported.encode_special_tokens = True
-    for words, spaces in sentences():
-        (ids, ranges), text = tokenizer.encode_words(words, spaces), join_words(words, spaces)
-        encoding = exported.encode(text, add_special_tokens=False)
-        spans = zip(encoding.tokens, encoding.offsets, strict=True)
-        tokens = [{"word": token, "start": a, "end": b, "entity": i} for i, (token, (a, b)) in enumerate(spans)]
-        end = 0
-        for word, (first, _) in zip(words, ranges, strict=True):
-            begin = text.index(word, end)
-            end = begin + len(word)
-            if len(ids) == len(tokens):
-                assert tokenizer_text.token_of_word(tokens, text, begin, end)["entity"] == first, (words, word)
-                num_words += 1
-    assert num_words > 100
 
 
 def test_lengths_are_those_of_longest_first():
