@@ -34,7 +34,7 @@ OPTIONS = {
     "task.tokens_per_sample": "--length",
 }
 OF_WEIGHTS = ("model_sha256", "generator_sha256")
-OF_DATA = ("model", "model_sha256", "tokenizer", "texts", "document")  # what determines the encoded text
+OF_DATA = ("model", "model_sha256", "tokenizer", "texts", "document", "text_column")  # what determines the encoded text
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,7 @@ class Adaptation:
     model: str
     texts: list[str]
     document: str
+    text_column: str
     objective: str
     generator: list[str]
     tokenizer: str

@@ -1,6 +1,7 @@
 """Read a checkpoint of this package safely, with its model, its dictionary and the tokenizer that it was trained with."""
 
 import argparse
+import contextlib
 import hashlib
 import os
 import re
@@ -198,6 +199,14 @@ def import_source(task: dict[str, Any]) -> str:
     """Return where imported weights come from, given the settings of a checkpoint's task; empty if they were trained here."""
     data = str(task.get("data") or "")
     return data.removeprefix(IMPORTED_FROM) if data.startswith(IMPORTED_FROM) else ""
+
+
+def imported_by(file: str) -> str:
+    """Return where the weights of a checkpoint come from that ``amos import`` wrote; empty for another, and if it is gone or
+    replaced."""
+    with contextlib.suppress(UserError):
+        return import_source(read_state(Path(file))["cfg"]["task"]) if os.path.isfile(file) else ""
+    return ""
 
 
 def read_state(file: Path) -> dict[str, Any]:

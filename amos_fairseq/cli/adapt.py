@@ -7,7 +7,7 @@ from typing import Any
 from amos_fairseq.adaptation import NEW, OBJECTIVES, SELF, Adaptation, check_settings, has_begun, weights_sha256
 from amos_fairseq.cli import prepare
 from amos_fairseq.cli.arguments import SIZE, add_overrides, add_subcommand, import_fairseq, number, refuse_ranks
-from amos_fairseq.inputs import BLANK, LINE
+from amos_fairseq.inputs import BLANK, LINE, TEXT_COLUMN
 
 DESCRIPTION = """\
 Train MODEL further on TEXT: MODEL is imported, the text is encoded with its tokenizer, and the training begins with a new
@@ -46,6 +46,7 @@ def add_parser(subparsers: Any) -> None:
     add("--length", type=number(int, 2), default=128, metavar="TOKENS", help="tokens of a block of text")
     add("--batch-size", type=SIZE, default=32, metavar="N", help="blocks of an update")
     add("--document", choices=(BLANK, LINE), default=BLANK, help="what ends a document, as for amos prepare text")
+    add("--text-column", default=TEXT_COLUMN, metavar="NAME", help="of tables, as for amos prepare text")
     add("--cpu", action="store_true", help="do not use GPUs, as --set common.cpu=true")
     add_overrides(parser, "optimization.lr=[1e-4]")
     parser.set_defaults(prepare=subparsers.choices["prepare"])
@@ -61,6 +62,7 @@ def run(arguments: argparse.Namespace) -> None:
         model=model,
         texts=[str(text.absolute()) for text in arguments.text],
         document=arguments.document,
+        text_column=arguments.text_column,
         objective=arguments.objective or "",
         generator=generators,
         tokenizer=str(arguments.tokenizer.absolute()) if arguments.tokenizer else "",
@@ -80,7 +82,7 @@ def run(arguments: argparse.Namespace) -> None:
 
     def prepare_text(out: Path, tokenizer: Path) -> None:
         words = ["text", *map(str, arguments.text), "--out", str(out), "--tokenizer", str(tokenizer)]
-        words += ["--document", arguments.document, *HELD_OUT]
+        words += ["--document", arguments.document, "--text-column", arguments.text_column, *HELD_OUT]
         prepare.run(arguments.prepare.parse_args(words, argparse.Namespace(for_adapt=True)))
 
     adapt(adaptation, out, prepare_text)

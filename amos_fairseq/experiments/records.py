@@ -20,7 +20,7 @@ from amos_fairseq.output.terminal import MISSING, format_score, say
 from amos_fairseq.process import version_of
 
 FORMAT = 1  # of all records
-RESULT_FILE = "result.json"
+RESULT_FILE, SCORES_OF_TEST = "result.json", "scores.test.json"  # of a run, in its folder
 LINEAR = "linear"  # the trial that fits a linear model to frozen states
 
 T = TypeVar("T")

@@ -25,6 +25,7 @@ from amos_fairseq.output.terminal import Table
 
 MOST_PRINTED = 20  # rows of a table about the best runs; the file has all
 CORRELATIONS = ("matthews", "spearman", "pearson")
+ERROR = "_error"  # ends the name of a score that is the standard error of another
 
 
 @dataclass(frozen=True)
@@ -156,11 +157,12 @@ def common_notes(
     yield f"seeds: {f'{counts[0]} per task' if len(set(counts)) == 1 else listed}{divisor}{alone}"
     for task, summary in summaries.items():
         if num_scored := constants.get(task, NO_CONSTANTS).num_scored:
-            error = error_in_words(summary.main_score, summary.main.median, num_scored, benchmark.unit)
+            medians = {name: spread.median for name, spread in summary.scores.items()}
+            error = error_in_words(summary.main_score, medians, num_scored, benchmark.unit)
             advice = ": a difference of two models below twice that is weak evidence" if error else ""
             yield f"{labels[task]}: dev has {num_scored:,} {benchmark.unit}{error}{advice}"
         for row, scores in constants.get(task, NO_CONSTANTS).scores.items():
-            names = [name for name in scores if name in summary.scores and name != "mse"]
+            names = [name for name in scores if name in summary.scores and not name.endswith(("mse", ERROR))]
             if scores.get(summary.main_score) != 100 and all(scores[n] >= summary.scores[n].median for n in names):
                 yield f'WARNING: {labels[task]}: no score on dev is above that of "{row}"'
     if session.checkpoint.from_scratch:
@@ -178,20 +180,34 @@ def common_notes(
     yield from dict.fromkeys(note for result in results for note in result.notes)
 
 
-def error_in_words(score: str, value: float, num_scored: int, unit: str) -> str:
+def ratio_error(parts: Sequence[float], wholes: Sequence[float]) -> float:
+    """Return the standard error in percent of the sum of ``parts`` over that of ``wholes``, each of an example drawn at random,
+    such as F1, 2 right / (found + gold): sqrt(n / (n - 1) sum (part - R whole)^2) / sum(whole) for the ratio R of n examples
+    (Cochran 1977, section 2.11)."""
+    count, whole = len(parts), sum(wholes)
+    if count < 2 or not whole:
+        return 0.0
+    ratio = sum(parts) / whole
+    squares = sum((a - ratio * b) ** 2 for a, b in zip(parts, wholes, strict=True))
+    return 100 * math.sqrt(count / (count - 1) * float(squares)) / float(whole)
+
+
+def error_in_words(score: str, scores: Mapping[str, float], num_scored: int, unit: str) -> str:
     """Return "; standard error of accuracy about 1.3", by how much chance moves a score in percent on ``num_scored`` examples.
 
-    It is that of a share of right examples, sqrt(p (1 - p) / n), or of a correlation, (1 - r^2) / sqrt(n). The text is empty
-    for other kinds of scores, and for perfect ones.
+    It is among the ``scores`` (:data:`ERROR`), or that of a share of right examples, sqrt(p (1 - p) / n), or of a correlation,
+    (1 - r^2) / sqrt(n). The text is empty for other kinds of scores, and for perfect ones.
     """
-    share = min(max(value / 100, -1.0), 1.0)
+    share = min(max(scores[score] / 100, -1.0), 1.0)
     if score in CORRELATIONS:
         error = 100 * (1 - share**2) / math.sqrt(num_scored)
     else:
-        error = 100 * math.sqrt(max(share, 0.0) * (1 - share) / num_scored)
-    if score not in ("accuracy", *CORRELATIONS) or error == 0:
+        error = 100 * math.sqrt(max(share, 0.0) * (1 - share) / num_scored) if score == "accuracy" else 0.0
+    error = scores.get(score + ERROR, error)
+    if error == 0:
         return ""
-    about = "at least" if unit == "words" else "about"  # the words of a sentence are not independent
+    # The words of a sentence are not independent.
+    about = "at least" if unit == "words" and score + ERROR not in scores else "about"
     return f"; standard error of {score} {about} {error:.1f}"
 
 

@@ -13,9 +13,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from amos_fairseq.checkpoints.read import CheckpointPath, LoadedCheckpoint
+from amos_fairseq.checkpoints.read import CheckpointPath, LoadedCheckpoint, imported_by
 from amos_fairseq.errors import UserError
-from amos_fairseq.experiments.records import read_result
+from amos_fairseq.experiments.records import RESULT_FILE, SCORES_OF_TEST, read_result
 from amos_fairseq.files import check_new_folder, explain_write_errors, file_sha256, json_text, whole_folder, write_text
 from amos_fairseq.hugging_face import custom_code
 from amos_fairseq.hugging_face.config import CONFIG_FILE, hugging_face_config
@@ -36,6 +36,7 @@ from amos_fairseq.text.tokenization.fast_tokenizer import FastTokenizer, row_map
 from amos_fairseq.text.tokenization.microsoft_tokenizer import MicrosoftAmosTokenizer
 from amos_fairseq.text.tokenization.tokenizer import BOS, EOS, PAD, UNK, token_ids
 from amos_fairseq.text.tokenization.word_pieces import unspell_piece
+from amos_fairseq.untrusted import read_json
 
 TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
 # The role in Hugging Face's tokenizers | fairseq's symbol. Some clients use the cls/sep names, others bos/eos.
@@ -164,6 +165,7 @@ def write_card(
     result = read_result(loaded.file.parent)
     if result is not None and (result.checkpoint != loaded.file.name or len(loaded.heads) > 1):
         result = None  # of several tasks it has the scores of all
+    on_test = read_json(loaded.file.parent / SCORES_OF_TEST, "remove it", optional=True) or {}
     data = ModelCardData(
         license="unknown",
         library_name="transformers",
@@ -182,8 +184,10 @@ def write_card(
         loaded=loaded,
         sha256=file_sha256(loaded.file),
         result=result,
-        # The model whose weights the run started from, as the checkpoint names it; empty without one.
-        started_from=loaded.imported_from or "/".join(Path(loaded.parent).parts[-2:]),
+        on_test={score: on_test[score] for score in result.scores if score in on_test} if result else {},
+        num_runs=len([*loaded.file.parent.parent.parent.glob(f"*/seed*/{RESULT_FILE}")]),
+        # The model whose weights the run started from; empty without one.
+        started_from=loaded.imported_from or imported_by(loaded.parent) or "/".join(Path(loaded.parent).parts[-2:]),
         agreement=agreement,
     )
     card.save(folder / "README.md")

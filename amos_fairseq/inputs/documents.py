@@ -100,9 +100,7 @@ class DocumentFile:
             yield bytes(document)
 
     def _read_table(self, table: TableFile) -> Iterator[bytes]:
-        require_columns(
-            table, [self.column], f"call it {TEXT_COLUMN}, or choose one with --text-column of amos prepare"
-        )
+        require_columns(table, [self.column], "choose one with --text-column")
         for number, row in table.rows([self.column]):
             text = row[self.column]
             if not isinstance(text, str | None):

@@ -160,7 +160,7 @@ class Tables:
     """The tables to train and to score on, and how to read them: options of ``amos classify``."""
 
     train: Path
-    dev: Path | None = None  # None to take a tenth of the rows of ``train``
+    dev: Path | None = None  # None to choose rows of ``train``
     text: Sequence[str] = (TEXT_COLUMN,)  # the one or two columns of the texts
     label: str | Sequence[str] = LABEL_COLUMN  # or several columns of 0 and 1, the names of labels
     kind: str | None = None  # one of ``KINDS``; None to infer it from the labels of ``train``
@@ -210,6 +210,11 @@ class Tables:
         elif marks:
             inferred += ", named by their places in lists of 0 and 1"
         notes = [f"{self.label_name}: {space}{inferred}", *notes_on(train, dev, space, self.dev is None)]
+        alike = Counter(name.lower() for name in space.names)
+        if twice := [name for name in space.names if alike[name.lower()] > 1]:
+            notes.append(f"{self.label_name}: differ in case alone: {listed(twice)}")
+        if kind == "labels" and not marks and not any(len(labels) > 1 for labels in train.labels):
+            notes.append(f"no row has several labels with the --label-separator {self.label_separator!r}")
         splits = {"train": train, "valid": dev}
         if test is not None:
             splits["test"] = test = self._parsed(self.test, test, kind, marks)
@@ -329,7 +334,7 @@ def texts_of(values: Mapping[str, Any], columns: Sequence[str], where: str) -> t
 
 
 def split_off_dev(rows: LabeledRows, kind: str) -> tuple[LabeledRows, LabeledRows]:
-    """Return training and dev rows: a tenth, at random. Rows with equal texts are on the same side."""
+    """Return training rows, and dev rows as ``held_out`` chooses them. Rows with equal texts are on the same side."""
     dev = held_out(rows.texts, rows.source, "texts", rows.labels if kind == "classes" else None)
     train = rows.choose(sorted(set(range(len(rows))).difference(dev)))
     return train, dataclasses.replace(rows.choose(dev), left_out={})

@@ -33,7 +33,7 @@ OBJECTS_WITH_KEYS = 100
 _ALWAYS_READ, _LARGEST_EXPANSION, _BYTES_OF_A_ROW = 1 << 28, 200, 100
 _ROWS_AT_ONCE = 16  # all of them are in memory, and a small file may repeat a large text in every row
 _OLDEST_PYARROW = (14, 0, 1)  # older ones unpickle what the schema of a file contains (CVE-2023-47248)
-DEV_SHARE, SPLIT_SEED = 0.1, 1
+FEW_DEV, SPLIT_SEED = 50, 1
 csv.field_size_limit(LARGEST_DOCUMENT_BYTES)  # of the process: 131,072 is a short text
 
 
@@ -340,16 +340,19 @@ def plain(value: Any) -> Any:
 def held_out(
     examples: Sequence[Hashable], source: str | Path, what: str, classes: Sequence[Hashable] | None = None
 ) -> list[int]:
-    """Return the indices of a tenth of the examples, chosen at random, to score on. Equal ones are on the same side. With
-    ``classes``, one for each example, dev has nearly their shares, and one of each where there is room."""
+    """Return the indices of a tenth of the examples, and of 50 or of a fifth where that is more but not more than 50, chosen at
+    random, to score on. Equal ones are on the same side. With ``classes``, one for each example, dev has nearly their shares,
+    and one of each where there is room."""
     indices: dict[Hashable, list[int]] = {}
     for index, example in enumerate(examples):
         indices.setdefault(example, []).append(index)
-    groups, wanted = list(indices.values()), round(DEV_SHARE * len(examples))
+    groups, total = list(indices.values()), len(examples)
+    wanted = round(max(total / 10, min(total / 5, FEW_DEV)))
     order = np.random.default_rng(SPLIT_SEED).permutation(len(groups)).tolist()
     if classes is not None:
         sizes = Counter(classes)  # of equal texts the rarest class counts, so that each class keeps some of its rows
-        order = _by_class(order, [min((classes[index] for index in group), key=sizes.get) for group in groups])
+        rarest = [min((classes[index] for index in group), key=sizes.get) for group in groups]
+        order = _by_class(order, rarest, wanted / total)
     dev: list[int] = []
     for group in order:
         if len(dev) + len(groups[group]) <= wanted:
@@ -363,13 +366,13 @@ def held_out(
     return sorted(dev)
 
 
-def _by_class(order: Sequence[int], classes: Sequence[Hashable]) -> list[int]:
+def _by_class(order: Sequence[int], classes: Sequence[Hashable], share: float) -> list[int]:
     """Return the groups in the order in which dev takes them: those of each class at equal distances between 0 and 1, the first
     one as if its class were not rare. The last group of each class is left out: it trains."""
     members: dict[Hashable, list[int]] = {}
     for group in order:
         members.setdefault(classes[group], []).append(group)
-    places = {own[0]: min(0.5 / len(own), DEV_SHARE / 2) for own in members.values() if len(own) > 1}
+    places = {own[0]: min(0.5 / len(own), share / 2) for own in members.values() if len(own) > 1}
     places |= {own[k]: (k + 0.5) / len(own) for own in members.values() for k in range(1, len(own) - 1)}
     return sorted(places, key=places.get)
 

@@ -44,7 +44,10 @@ FORMS = (
     "sentence), and from JSON lines and Parquet with lists (tokens, tags) or a text and spans of its characters (text, "
     "label: [[start, end, label], ...]): docs/converting.md has commands for other files"
 )
-_OF_TEXT = "; text without labels has a sentence in each line, and blank lines between all of them or none"
+_OF_TEXT = (
+    "raw text is read with --out SPANS.jsonl; else lines are sentences, with blank lines between all of them or none, or words "
+    "with the columns that --columns names"
+)
 _LONGEST_FILE_OF_ONE = 200  # words of a file that may be a single sentence
 _DOCUMENT_START = "-DOCSTART-"
 _BLANKS = re.compile(r"[ \t]+")  # not str.split(), which also splits at a no-break space inside a word
@@ -265,7 +268,7 @@ def _read_columns(path: Path, blocks: Sequence[Lines], names: Sequence[str] | No
         for (number, _), cells in zip(block, rows, strict=True):
             if len(cells) != len(names) or not all(cells):
                 problem = f"{len(cells)} columns ({' '.join(cells):.60}), expected {', '.join(names)}"
-                raise UserError(f"{path}, line {number}: {problem}: {FORMS}{'' if labeled else _OF_TEXT}")
+                raise UserError(f"{path}, line {number}: {problem}: {FORMS if labeled else _OF_TEXT}")
         columns = dict(zip(names, map(list, zip(*rows, strict=True)), strict=True))
         sentences.append(Sentence(columns.pop(WORD), columns, lines=[number for number, _ in block]))
     return WordFile(path, COLUMNS, sentences)

@@ -88,16 +88,22 @@ def test_card_states_what_is_in_the_checkpoint(runs, tmp_path):
 def test_card_of_a_fine_tuned_model(tmp_path, monkeypatch):
     """Scores of the exported checkpoint alone; names of a stranger as a web page of the Hub would show them."""
     task = {"_name": "x|<script>alert(1)</script>"}
-    run = write_run(tmp_path / "run", classes=2, names=["*a*", "b|c"], task=task)
+    run = write_run(tmp_path / "task" / "trained" / "seed1", classes=2, names=["*a*", "b|c"], task=task)
     state = torch.load(run / "checkpoint_last.pt", weights_only=True)
     state["cfg"]["checkpoint"] = {"finetune_from_model": str(tmp_path / "before" / "checkpoint_last.pt")}
     torch.save(state, run / "checkpoint_last.pt")
     scores = {"accuracy": 71.25, "macro_f1": 70.0}
     result = SimpleNamespace(checkpoint="checkpoint_last.pt", scores=scores, settings={"data_sha256": "0a1b"})
     monkeypatch.setattr(export_module, "read_result", lambda folder: result)
+    (run / "scores.test.json").write_text('{"accuracy": 69.0, "words": 12}')
+    other = tmp_path / "task" / "linear" / "seed1"
+    other.mkdir(parents=True)
+    for folder in (run, other):
+        (folder / "result.json").touch()
     card = card_of(run, tmp_path / "out")
     for row in (
-        "| Scores on dev | accuracy 71.25, macro_f1 70; one seed, which may be the best of several on the same data |",
+        "| Scores on dev | accuracy 71.25, macro_f1 70; the best of 2 runs on the same data |",
+        "| Scores on test | accuracy 69 |",
         "| sha256 of the data | 0a1b |",
         "| Started from | before/checkpoint_last.pt |",
         r"| Labels | *a*, b\|c |",

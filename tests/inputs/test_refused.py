@@ -48,7 +48,7 @@ TEXTS = [
     (
         "absent.jsonl",
         b'{"body": "x", "id": 1}\n',
-        "has no column 'text', it has body, id: call it text, or choose one with --text-column of amos prepare",
+        "has no column 'text', it has body, id: choose one with --text-column",
     ),
     ("semicolons.csv", b"text;label\na;b\n", "has no column 'text', it has text;label"),
 ]

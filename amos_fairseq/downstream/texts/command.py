@@ -45,8 +45,16 @@ from amos_fairseq.experiments.benchmark import (
     usable_folder,
 )
 from amos_fairseq.experiments.recipes import Hyperparameters, different
-from amos_fairseq.experiments.records import ConstantScores, RunResult, Summaries, content_sha256
-from amos_fairseq.experiments.table import MOST_PRINTED, error_in_words, export_notice, run_and_print, table_of_test
+from amos_fairseq.experiments.records import SCORES_OF_TEST, ConstantScores, RunResult, Summaries, content_sha256
+from amos_fairseq.experiments.table import (
+    ERROR,
+    MOST_PRINTED,
+    error_in_words,
+    export_notice,
+    ratio_error,
+    run_and_print,
+    table_of_test,
+)
 from amos_fairseq.files import csv_lines, write_text
 from amos_fairseq.output.terminal import Table
 from amos_fairseq.text.prepared_data import PREPARE_AGAIN
@@ -157,7 +165,11 @@ class TextData:
         return ConstantScores(self.record["splits"][next(iter(splits))]["rows"], {CONSTANTS[kind]: scores})
 
     def score(self, predictions: np.ndarray, labels: np.ndarray) -> dict[str, float]:
-        return text_scores(self.kind, predictions, labels, self.record["scores"])
+        scores = text_scores(self.kind, predictions, labels, self.record["scores"])
+        if self.kind == "labels":
+            parts, wholes = 2 * (predictions & labels).sum(1), predictions.sum(1) + labels.sum(1)
+            scores["micro_f1" + ERROR] = ratio_error(parts, wholes)
+        return scores
 
     def ids(self, split: str) -> list[str]:
         """Return what the files call each row; row numbers if they have no names."""
@@ -344,7 +356,8 @@ class Classification(TextBenchmark):
                 self.write_predictions(data, split, name, logits, loaded.file.parent)
                 ece = {"ece": calibration_error(logits, labels)} if data.kind == "classes" else {}
                 scores, constant = data.score(predictions, labels) | ece, data.constant({split: ""})
-                note = f"rows{error_in_words(data.main_score, scores[data.main_score], len(labels), self.unit)}"
+                write_text(loaded.file.parent / SCORES_OF_TEST, json.dumps(scores, indent=1) + "\n")
+                note = f"rows{error_in_words(data.main_score, scores, len(labels), self.unit)}"
                 tables.append(table_of_test(self.label_column, self.columns, scores, constant, note))
             if data.kind != "number":
                 rows = scores_of_classes(predictions, labels, data.label_names)

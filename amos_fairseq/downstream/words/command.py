@@ -54,7 +54,14 @@ from amos_fairseq.experiments.records import (
     divide,
     summarize_divided,
 )
-from amos_fairseq.experiments.table import error_in_words, export_notice, run_and_print, table_of_test
+from amos_fairseq.experiments.table import (
+    ERROR,
+    error_in_words,
+    export_notice,
+    ratio_error,
+    run_and_print,
+    table_of_test,
+)
 from amos_fairseq.files import write_lines, write_text
 from amos_fairseq.inputs.files import JSONL, kind_of
 from amos_fairseq.inputs.schemes import count, items_of, main_score, scores, scores_by_name
@@ -149,6 +156,11 @@ class ColumnData:
             yield held_out_note(len(self.dev), len(self.train), "sentences", self.column.held_out)
         if self.column.seen:
             yield seen_note(self.column.seen, len(self.dev), "sentences")
+        known = {label for index in range(len(self.train)) for label in self.train.labels(index)}
+        if unknown := sorted(
+            {label for labels in self.gold() for label in labels} - {self.column.labels[i] for i in known}
+        ):
+            yield f"{len(unknown)} labels of dev that no training word has cannot be learned: {', '.join(unknown):.100}"
         for name, sentences in (("training", self.train), ("dev", self.dev), ("unlabeled", self.unlabeled)):
             if sentences is not None and sentences.cut_words:
                 counted = f", and {cut_in_dev}" if sentences is self.dev else ""
@@ -212,7 +224,7 @@ class Tagging(Benchmark):
         for name, opened in self.opened.items():
             record = self.compare(name, predict_column(opened, model, device, stop), directory)
             prefix = f"{name} " if len(self.opened) > 1 else ""
-            all_scores |= {prefix + score: record[score] for score in SCORE_NAMES if score in record}
+            all_scores |= {prefix + score: record[score] for score in (*SCORE_NAMES, "f1" + ERROR) if score in record}
         if len(self.opened) == 1:
             return all_scores
         mains = (all_scores[f"{name} {opened.column.main_score}"] for name, opened in self.opened.items())
@@ -250,8 +262,8 @@ class Tagging(Benchmark):
                 gold = [sentence.columns[name] for sentence in file.sentences]
                 rows = zip(words, gold, predictions, strict=True)
                 record = records["test"] = self.compare(name, rows, checkpoint.parent, ".test")
-                constant, main = opened.constant(gold), column.main_score
-                note = f"words{error_in_words(main, record[main], constant.num_scored, self.unit)}"
+                constant = opened.constant(gold)
+                note = f"words{error_in_words(column.main_score, record, constant.num_scored, self.unit)}"
                 if seen := num_seen(column.read_words("train"), words):
                     note += f"; {seen_note(seen, len(words), 'sentences', 'test')}"
                 tables.append(table_of_test(name, SCORE_NAMES, record, constant, note))
@@ -270,12 +282,18 @@ class Tagging(Benchmark):
     def compare(self, name: str, rows: Iterable[LabeledWords], folder: Path, suffix: str = "") -> dict[str, Any]:
         """Write the predictions, and return and write the scores, the numbers that they were computed from and those of each
         type of span or label of words."""
-        column, counts, pairs, lines = self.opened[name].column, Counter(), [], []
+        column, pairs, lines = self.opened[name].column, [], []
         for words, gold, predicted in rows:
             pairs.append((gold, [column.labels[i] for i in predicted]))
-            counts.update(count(*pairs[-1], column.has_spans))
             lines += [*map("\t".join, zip(words, gold, column.spell(predicted, len(words)), strict=True)), ""]
+        of_sentences = [count(*pair, column.has_spans) for pair in pairs]
+        counts = Counter()
+        for each in of_sentences:
+            counts.update(each)
         record = scores(counts) | counts | {"by_name": scores_by_name(pairs, column.has_spans)}
+        if column.has_spans:
+            right = [2 * each["right_spans"] for each in of_sentences]
+            record["f1" + ERROR] = ratio_error(right, [each["found_spans"] + each["spans"] for each in of_sentences])
         write_text(folder / f"{self.prefix(name)}predictions{suffix}.txt", "\n".join([*lines, ""]))
         write_text(folder / f"{self.prefix(name)}scores{suffix}.json", json.dumps(record, indent=1) + "\n")
         return record
@@ -504,5 +522,6 @@ def labeled_spans(sentence: Sentence, column: Column, predicted: Sequence[tuple[
     ranges, found = sentence.places()[1], []
     for label, first, last in items_of(names, column.has_spans):
         probability = fmean(probability for _, probability in predicted[first : last + 1])
-        found.append({"start": ranges[first][0], "end": ranges[last][1], "label": label, "probability": probability})
+        place = {"start": ranges[first][0], "end": ranges[last][1]}
+        found.append(place | {"label": label, "probability": round(probability, 6)})
     return found

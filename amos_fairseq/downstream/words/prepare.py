@@ -72,7 +72,7 @@ class WordSource:
     """
 
     train: Path
-    dev: Path | None  # None to take a tenth of the sentences of ``train``
+    dev: Path | None  # None to choose sentences of ``train``
     column: str | None = None
     columns: Sequence[str] | None = None
     labeled: int | None = None
@@ -217,7 +217,7 @@ def convert_spans(files: Sequence[WordFile], column: str, known: Sequence[str] =
 
 
 def split_off_dev(file: WordFile) -> list[WordFile]:
-    """Return the sentences to train on and a tenth to score on."""
+    """Return the sentences to train on and those to score on."""
     chosen = set(held_out([tuple(sentence.words) for sentence in file.sentences], file.path, "sentences"))
     train = [sentence for place, sentence in enumerate(file.sentences) if place not in chosen]
     dev = [file.sentences[place] for place in sorted(chosen)]

@@ -7,6 +7,7 @@ import math
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pytest
 from fairseq.data import Dictionary
 from saved_models import small_tokenizer
@@ -99,11 +100,13 @@ def test_numbers_keep_their_values(tmp_path):
     assert (directory / "input1" / "train.bin").is_file()
 
 
-def test_dev_rows_are_a_tenth_and_share_no_text(tmp_path):
-    rows = [(f"text {i % 150}", "ab"[i % 2]) for i in range(200)]
+@pytest.mark.parametrize(("number", "wanted"), [(20, 4), (200, 40), (300, 50), (900, 90)])
+def test_dev_rows_are_a_tenth_of_many_and_share_no_text(number, wanted, tmp_path):
+    """Of few a fifth, up to 50."""
+    rows = [(f"text {i % (number * 3 // 4)}", "ab"[i % 2]) for i in range(number)]
     read = read_rows(write_csv(tmp_path / "t.csv", ["text", "label"], rows), ("text",), "label")
     train, dev = split_off_dev(read, "classes")
-    assert 19 <= len(dev) <= 20
+    assert wanted - 1 <= len(dev) <= wanted
     assert not set(train.texts) & set(dev.texts)
     assert Counter(train.ids + dev.ids) == Counter(read.ids)
     assert [part.ids for part in split_off_dev(read, "classes")] == [train.ids, dev.ids]
@@ -115,21 +118,22 @@ def test_dev_rows_keep_the_shares_of_classes():
     labels = [name for name, size in sizes.items() for _ in range(size)]
     rows = LabeledRows("t.tsv", "", [""] * 400, [(str(n // 2 if n < 20 else n),) for n in range(400)], labels)
     train, dev = split_off_dev(rows, "classes")
-    _, theirs = train_test_split(labels[:-1], test_size=40, stratify=labels[:-1], random_state=1)
+    _, theirs = train_test_split(labels[:-1], test_size=50, stratify=labels[:-1], random_state=1)
     ours, theirs = Counter(dev.labels), Counter(theirs)
-    assert (len(dev), ours["rare"], ours["single"], theirs["rare"]) == (40, 1, 0, 0)
+    assert (len(dev), ours["rare"], ours["single"], theirs["rare"]) == (50, 1, 0, 0)
     assert all(abs(ours[name] - theirs[name]) <= 1 for name in sizes)
     assert set(train.labels) == set(sizes)
     many = LabeledRows("t.tsv", "", [""] * 100, [(str(n),) for n in range(100)], [str(n // 2) for n in range(100)])
     train, dev = split_off_dev(many, "classes")
-    assert (len(dev), len(set(train.labels))) == (10, 50)
+    assert (len(dev), len(set(train.labels))) == (20, 50)
     with pytest.raises(UserError, match="has 100 different texts of 100 classes, too few"):
         split_off_dev(dataclasses.replace(many, labels=[str(n) for n in range(100)]), "classes")
     _, dev = split_off_dev(many, "number")  # without regard to labels
-    assert [int(text) for (text,) in dev.texts] == [5, 6, 8, 16, 34, 38, 48, 55, 81, 99]
+    assert [int(text) for (text,) in dev.texts] == sorted(np.random.default_rng(1).permutation(100)[:20])
 
 
 NOTED = [
+    (["Pos", "pos", "neg"] * 6, "3 classes (Pos, neg, pos), inferred", "label: differ in case alone: Pos, pos"),
     (["a", "b", ""] * 8, "2 classes (a, b), inferred", "8 training rows without label are left out"),
     (["1", "2", "nan", ""] * 6, "3 classes (1, 2, nan)", "6 training rows without label are left out"),
     (["1.5", "2.5"] * 6, "numbers of mean 2", None),
