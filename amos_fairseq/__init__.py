@@ -146,8 +146,7 @@ def load(
     from amos_fairseq.hugging_face.import_folder import load_model
 
     try:
-        if device is not None:
-            check_device(device)
+        check_device(device, dtype)
         encoder = Encoder(load_model(checkpoint, tokenizer), batch_size, layer).eval()
     except UserError as error:
         raise error.with_traceback(None) from None  # the message says it all; a traceback would bury it

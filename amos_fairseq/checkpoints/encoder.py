@@ -73,8 +73,11 @@ class Encoder(nn.Module):
     def __init__(self, loaded: LoadedCheckpoint, batch_size: int = BATCH_SIZE, layer: int | None = None) -> None:
         super().__init__()
         num_layers = len(loaded.model.encoder.layers)  # raises now, not at the first text, if the model has no encoder
+        problem = "" if type(batch_size) is int and batch_size > 0 else f"batch_size {batch_size!r}: give 1 or more"
         if layer is not None and not (type(layer) is int and 0 <= layer <= num_layers):
-            raise UserError(f"layer {layer} is no layer of this encoder: give a number from 0 to {num_layers}")
+            problem = f"layer {layer} is no layer of this encoder: give a number from 0 to {num_layers}"
+        if problem:
+            raise UserError(problem)
         self.model, self.loaded = loaded.model, loaded
         self.source: tuple[Path, Path | None] = (loaded.file.absolute(), None)  # checkpoint and tokenizer, to pickle
         self.batch_size, self.layer = batch_size, layer
@@ -172,7 +175,10 @@ class Encoder(nn.Module):
 
     def __repr__(self) -> str:
         weights, file = next(self.model.parameters()), self.loaded.file
-        heads = "".join(f", {head.kind} ({', '.join(head.labels)})" for head in self.loaded.heads.values())
+        heads = "".join(
+            f", {head.kind} ({', '.join(head.labels)})" if head.labels else f", {head.kind}"
+            for head in self.loaded.heads.values()
+        )
         shape = f"{len(self.model.encoder.layers)} layers of width {self.model.cfg.encoder_embed_dim}"
         line = f"Encoder({file}: {shape}, {weights.dtype}, {weights.device}{heads})"
         return textwrap.shorten(line, 300, placeholder=" ...)")
@@ -239,12 +245,13 @@ def parts_of(texts: str | Iterable[Text]) -> Iterator[tuple[str, ...]]:
         yield tuple(parts)
 
 
-def check_device(device: str | torch.device) -> None:
+def check_device(device: str | torch.device | None, dtype: torch.dtype | None = None) -> None:
     """Raise ``UserError`` unless tensors can be created on the device, and read (the device meta stores no values)."""
     try:
-        torch.zeros(1, device=device).item()
+        torch.zeros(1, device=device, dtype=dtype).item()
     except (RuntimeError, AssertionError, TypeError) as error:
-        reason = str(error).partition("\n")[0]
-        raise UserError(
-            f"device {device!s} cannot be used ({reason}): give 'cpu', or a device of this machine"
-        ) from error
+        reason, named = str(error).partition("\n")[0], f"device {device or 'cpu'!s}"
+        advice = "give 'cpu', or a device of this machine"
+        if dtype is not None:
+            named, advice = f"{named}, dtype {dtype!r}", f"{advice}, and a dtype such as torch.bfloat16"
+        raise UserError(f"{named} cannot be used ({reason}): {advice}") from error

@@ -318,6 +318,8 @@ class Classification(TextBenchmark):
     def notes(self, results: Sequence[RunResult], summaries: Summaries) -> Iterator[str]:
         if self.kind == "number":
             yield "MSE: mean squared error, in the squared unit of the label"
+            if len(self.prepared[NAME].record["text_columns"]) == 2:
+                yield "cosines of the two vectors may be better, with few pairs: docs/sentence_embeddings.md measures them"
         if self.kind == "classes":
             yield "ECE: expected calibration error in percent, on dev, before and after a temperature was fitted to dev"
 

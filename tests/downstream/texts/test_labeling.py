@@ -157,7 +157,7 @@ def test_predictions_in_python_are_those_of_the_command(kind, start, fake_traini
         }
         if kind == "labels":
             assert found["prediction"] == [name for name, share in shares.items() if share > 0.5]
-    labels = {"classes": "classes (a, b)", "labels": "labels (a, b, c)", "number": "number ()"}[kind]
+    labels = {"classes": "classes (a, b)", "labels": "labels (a, b, c)", "number": "number"}[kind]
     assert re.fullmatch(
         rf"Encoder\(.*/checkpoint_.*\.pt: \d layers of width .*, cpu, {re.escape(labels)}\)", repr(model)
     )
