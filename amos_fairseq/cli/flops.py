@@ -1,7 +1,6 @@
 """``amos flops``: count the floating point operations that a configuration costs in training and in inference."""
 
 import argparse
-import json
 from typing import Any
 
 from amos_fairseq.cli.arguments import add_overrides, add_subcommand, import_fairseq, number
@@ -31,7 +30,6 @@ def add_parser(subparsers: Any) -> None:
     text = "count the reference implementation (model.kernels=reference), which keeps all logits instead of computing "
     text += "them again, samples from logits of its own, and computes the last layer at every position "
     parser.add_argument("--reference", action="store_true", help=text + "(default: count what model.kernels runs)")
-    parser.add_argument("--json", action="store_true", help="print JSON with exact integers instead of tables")
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -41,8 +39,4 @@ def run(arguments: argparse.Namespace) -> None:
     cfg, vocabulary_size = read_configuration(arguments.config, arguments.overrides)
     if arguments.vocabulary_size is not None:
         vocabulary_size = arguments.vocabulary_size
-    report = report_flops(cfg, vocabulary_size, arguments.reference)
-    if arguments.json:
-        print(json.dumps({"config": arguments.config, **report.as_json()}, indent=2))
-    else:
-        print_report(arguments.config, report)
+    print_report(arguments.config, report_flops(cfg, vocabulary_size, arguments.reference))

@@ -1,7 +1,6 @@
 """``amos recipes``: list the recipes of pretraining with their tokens and FLOPs."""
 
 import argparse
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,6 @@ def add_parser(subparsers: Any) -> None:
     add = add_subcommand(subparsers, "recipes", "list the recipes of amos train", DESCRIPTION, run).add_argument
     add("recipes", nargs="*", metavar="RECIPE", help="names or paths of YAML files (default: all recipes but variants)")
     add("--variants", action="store_true", help="list the variants of the papers as well")
-    add("--json", action="store_true", help="print JSON instead of a table")
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -30,11 +28,7 @@ def run(arguments: argparse.Namespace) -> None:
     if arguments.variants:
         names += packaged_recipes("variants/*.yaml")
     located = [(name, *find_recipe(name)) for name in names]  # a wrong name is reported before anything is counted
-    rows = costs_of_recipes(located)
-    if arguments.json:
-        print(json.dumps(list(rows), indent=2))
-        return
-    for line in table(rows, width=max(map(len, names))):
+    for line in table(costs_of_recipes(located), width=max(map(len, names))):
         print(line, flush=True)  # a row that has to be counted takes a second
 
 

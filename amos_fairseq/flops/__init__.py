@@ -92,10 +92,6 @@ class CountedUpdate:
             count_matmuls(train_step)["Global"] * self.batches, tokens, self.cfg.optimization.max_update
         )
 
-    def forward(self) -> dict[str, int]:
-        """Count the forward pass of one micro-batch, loss included, by module: see ``count_matmuls``."""
-        return count_matmuls(lambda: self.criterion(self.model, self.batch))
-
 
 def build_update(cfg: DictConfig, vocabulary_size: int | None = None, reference: bool = False) -> CountedUpdate:
     """Build on the meta device what ``fairseq-hydra-train`` would train, where no kernel of a particular device runs.
@@ -269,19 +265,6 @@ class FlopsReport(NamedTuple):
     inference_length: int
     inference: int | None
 
-    def as_json(self) -> dict[str, Any]:
-        cost = self.training
-        return {
-            "objective": self.update.cfg.criterion._name,
-            "embedding_rows": self.update.model.embed_tokens.num_embeddings,
-            "tokens_per_sequence": self.update.cfg.task.tokens_per_sample,
-            "sequences_per_update": self.update.batch["nsentences"] * self.update.batches,
-            "max_update": cost.max_update,
-            "forward_per_token": self.modules,
-            "training": {"per_token": cost.per_token, "per_update": cost.per_update, "total": cost.total},
-            "inference": self.inference and {"tokens": self.inference_length, "total": self.inference},
-        }
-
 
 def report_flops(cfg: DictConfig, vocabulary_size: int | None, reference: bool = False) -> FlopsReport:
     """Count training and inference; the arguments of ``build_update``."""
@@ -293,7 +276,8 @@ def report_flops(cfg: DictConfig, vocabulary_size: int | None, reference: bool =
 
 def modules_per_token(update: CountedUpdate) -> dict[str, float]:
     """Return the products of the parts of the model in its own order, then of its work outside of them, then of the loss."""
-    forward, root = update.forward(), type(update.model).__name__
+    forward = count_matmuls(lambda: update.criterion(update.model, update.batch))  # loss included
+    root = type(update.model).__name__
     modules = {}
     for name, child in update.model.named_children():
         path = f"{root}.{name}"
@@ -325,11 +309,11 @@ def inference_flops(model: nn.Module, length: int) -> int | None:
 
 def print_report(name: str, report: FlopsReport) -> None:
     """Print the training setup, the forward pass by module, training and inference."""
-    console, values, cost = Console(highlight=False), report.as_json(), report.training
-    sequences = f"{report.update.batch['nsentences']} sequences x {report.update.batches} batches"
+    console, update, cost = Console(highlight=False), report.update, report.training
+    sequences = f"{update.batch['nsentences']} sequences x {update.batches} batches"
     console.print(
-        f"{name} ({values['objective']}): {values['max_update']:,} updates of {sequences} of "
-        f"{values['tokens_per_sequence']} tokens; {values['embedding_rows']:,} rows of token embeddings",
+        f"{name} ({update.cfg.criterion._name}): {cost.max_update:,} updates of {sequences} of "
+        f"{update.cfg.task.tokens_per_sample} tokens; {update.model.embed_tokens.num_embeddings:,} rows of token embeddings",
         soft_wrap=True,
     )
     forward = sum(report.modules.values())

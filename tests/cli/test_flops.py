@@ -1,8 +1,6 @@
 """``amos flops``: values for recipes, files and runs, and errors."""
 
-import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -11,32 +9,37 @@ from omegaconf import OmegaConf
 from saved_models import change_checkpoint, write_run
 
 from amos_fairseq.cli.main import main
-from amos_fairseq.flops import training_flops
+from amos_fairseq.flops import FlopsReport, read_configuration, report_flops, training_flops
 from amos_fairseq.recipes.composition import compose_recipe
 
 
-def flops(capsys: pytest.CaptureFixture, *arguments: str) -> dict[str, Any]:
-    main(["flops", *arguments, "--json"])
-    return json.loads(capsys.readouterr().out)
+def report(source: str, *settings: str) -> FlopsReport:
+    """What the command prints."""
+    cfg, size = read_configuration(source, settings)
+    return report_flops(cfg, size)
 
 
 def test_name_path_and_overrides_describe_one_recipe(capsys: pytest.CaptureFixture, tmp_path: Path) -> None:
-    sizes = ("--vocabulary-size", "600")
-    by_name = flops(capsys, "mlm_tiny", "--set", "optimization.max_update=7", *sizes)
+    main(["flops", "mlm_tiny", "--set", "optimization.max_update=7", "--vocabulary-size", "600"])
+    by_name = capsys.readouterr().out
     expected = training_flops(compose_recipe("mlm_tiny", ["optimization.max_update=7"]), 600)
-    assert by_name["training"]["total"] == expected.total == 7 * expected.per_update
-    assert (by_name["embedding_rows"], by_name["inference"]["tokens"]) == (640, 64)
+    assert by_name.startswith("mlm_tiny (mlm): 7 updates of ")
+    assert "64 tokens; 640 rows of token embeddings" in by_name
+    rows = [" ".join(line.split()) for line in by_name.splitlines()]
+    assert {f"per update {expected.per_update:.3g}", f"all updates {expected.total:.3g}"} <= {*rows}
+    assert expected.total == 7 * expected.per_update
+    assert "Inference on one text of 64 tokens: " in by_name
     mine = tmp_path / "mine.yaml"
     mine.write_text("defaults: [_self_, /mlm_base, /sizes/common_tiny, seven@_global_]\n")
     (tmp_path / "seven.yaml").write_text("optimization: {max_update: 7}\n")
-    by_path = flops(capsys, str(mine), *sizes)
-    assert by_path | {"config": "mlm_tiny"} == by_name
+    main(["flops", str(mine), "--vocabulary-size", "600"])
+    assert capsys.readouterr().out.replace(str(mine), "mlm_tiny") == by_name
 
 
-def test_inference_of_debertas_encoder(capsys: pytest.CaptureFixture) -> None:
+def test_inference_of_debertas_encoder() -> None:
     """6 layers of width 128 over 128 tokens, each with 2 x 255 projected rows of positions, met by queries and by keys."""
     layer = 24 * 128 * 128**2 + 4 * 128**2 * 128 + 2 * 2 * 255 * 128**2 + 2 * 2 * 128 * 255 * 128
-    assert flops(capsys, "electra_deberta_mini")["inference"]["total"] == 6 * layer
+    assert report("electra_deberta_mini").inference == 6 * layer
 
 
 def test_run_is_counted_with_its_own_settings_and_vocabulary(capsys: pytest.CaptureFixture, tmp_path: Path) -> None:
@@ -44,9 +47,10 @@ def test_run_is_counted_with_its_own_settings_and_vocabulary(capsys: pytest.Capt
     state = torch.load(tmp_path / "checkpoint_last.pt", weights_only=True)
     settings = OmegaConf.to_container(compose_recipe("amos_tiny", ["dataset.batch_size=2"]))
     change_checkpoint(tmp_path, cfg=settings | {"model": state["cfg"]["model"]})
-    counted = flops(capsys, str(tmp_path), "--set", "optimization.max_update=11")
-    assert (counted["embedding_rows"], counted["max_update"], counted["tokens_per_sequence"]) == (64, 11, 64)
-    assert counted["training"]["total"] == 11 * counted["training"]["per_update"] > 0
+    counted = report(str(tmp_path), "optimization.max_update=11")
+    rows, length = counted.update.model.embed_tokens.num_embeddings, counted.update.cfg.task.tokens_per_sample
+    assert (rows, counted.training.max_update, length) == (64, 11, 64)
+    assert counted.training.total == 11 * counted.training.per_update > 0
     for setting, message in (("model.nothing=1", "Key 'nothing'"), ("task.mask_prob=x", "Value 'x'")):
         line = error_line(capsys, main, "flops", tmp_path, "--set", setting)
         assert f"{setting[:-2]}: {message}" in line

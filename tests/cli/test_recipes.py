@@ -1,6 +1,5 @@
 """``amos recipes`` and its table of costs."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -8,7 +7,7 @@ import pytest
 from amos_fairseq import flops
 from amos_fairseq.cli.main import main
 from amos_fairseq.flops import count_costs
-from amos_fairseq.recipes import RECIPES, packaged_costs, packaged_recipes
+from amos_fairseq.recipes import RECIPES, find_recipe, packaged_costs, packaged_recipes
 from amos_fairseq.recipes.composition import compose_recipe
 
 
@@ -41,12 +40,14 @@ def test_recipes_of_the_user_are_counted(capsys: pytest.CaptureFixture, tmp_path
     mine = tmp_path / "mine.yaml"
     start = "# @package _global_\ndefaults: [/fairseq/defaults@_global_, /mlm_tiny, _self_]\n"
     mine.write_text(f"{start}optimization: {{max_update: 10}}\n")
-    main(["recipes", "mlm_tiny", str(mine), "--json"])
-    tiny, own = json.loads(capsys.readouterr().out)
+    folder, name = find_recipe(str(mine))
+    tiny, own = packaged_costs()["mlm_tiny"], count_costs(name, folder)
     assert tiny["tokens"] == 1750 * 128 * 64
-    assert own["recipe"] == str(mine)
     assert own["tokens"] == 10 * 128 * 64
     assert own["flops"] * 175 == tiny["flops"]
+    main(["recipes", "mlm_tiny", str(mine)])
+    row = capsys.readouterr().out.splitlines()[-1].split()
+    assert row == [str(mine), "2", "x", "64", "64", "10", f"{own['tokens']:.2g}", f"{own['flops']:.2g}"]
 
 
 def test_the_table_is_printed_without_counting(capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
