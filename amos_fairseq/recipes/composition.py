@@ -1,7 +1,6 @@
 """Compose a YAML recipe as ``fairseq-hydra-train`` does, to use its configuration without training."""
 
 import contextlib
-import re
 import warnings
 from collections.abc import Iterator, Sequence
 from functools import cache
@@ -15,8 +14,8 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from amos_fairseq.errors import UserError
-from amos_fairseq.recipes import RECIPES, did_you_mean, search_path
-from amos_fairseq.recipes.overrides import similar_settings
+from amos_fairseq.recipes import RECIPES, search_path
+from amos_fairseq.recipes.overrides import check_keys, known_settings
 from amos_fairseq.setting_checks import describe
 
 
@@ -26,24 +25,15 @@ def compose_recipe(name: str, overrides: Sequence[str] = (), config_dir: Path = 
     ``name``: of a YAML file in ``config_dir`` without ``.yaml``. ``overrides``: as on the command line of
     ``fairseq-hydra-train``.
     """
+    check_keys(overrides, known_settings(config_dir, name), name)
     try:
         cfg = compose_with_hydra(name, overrides, config_dir, with_hydra_settings=False)
         add_defaults(cfg)
         return OmegaConf.create(OmegaConf.to_container(cfg, resolve=True, enum_to_str=True))
     except (HydraException, OmegaConfBaseException) as error:
-        raise UserError(f"{config_dir / name}.yaml cannot be composed: {explain(error, name, config_dir)}") from error
-
-
-def explain(error: Exception, name: str, config_dir: Path) -> str:
-    """Return the reason why a recipe cannot be composed; for an unknown setting, similar ones."""
-    unknown = re.match(r"Could not override '([\w.]+)'", str(error))
-    if unknown is None:
-        reason = error if isinstance(error, OmegaConfBaseException) else error.__context__  # Hydra adds its own words
-        return describe(reason) if isinstance(reason, OmegaConfBaseException) else str(error)
-    key = unknown.group(1)
-    sections = OmegaConf.to_container(compose_with_hydra(name, (), config_dir, with_hydra_settings=False))
-    known = [f"{section}.{each}" for section, keys in sections.items() if isinstance(keys, dict) for each in keys]
-    return f"there is no setting {key}{did_you_mean(similar_settings(key, known))}"
+        cause = error if isinstance(error, OmegaConfBaseException) else error.__context__  # Hydra adds its own words
+        reason = describe(cause) if isinstance(cause, OmegaConfBaseException) else str(error)
+        raise UserError(f"{config_dir / name}.yaml cannot be composed: {reason}") from error
 
 
 def compose_with_hydra(
