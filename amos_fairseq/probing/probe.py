@@ -22,7 +22,8 @@ from torch import Tensor, nn
 
 from amos_fairseq.checkpoints.read import LoadedCheckpoint
 from amos_fairseq.errors import UserError
-from amos_fairseq.files import distinct_names, file_sha256, json_text, whole_folder, write_text
+from amos_fairseq.experiments.records import read_record, write_record
+from amos_fairseq.files import distinct_names, file_sha256, whole_folder, write_text
 from amos_fairseq.output.terminal import Table, format_score, progress_bar, say
 from amos_fairseq.probing.features import (
     EncodedSplit,
@@ -35,7 +36,6 @@ from amos_fairseq.probing.features import (
     stored_features,
 )
 from amos_fairseq.probing.tasks import ProbingTask
-from amos_fairseq.untrusted import read_json
 
 RESULTS_FILE = "results.json"
 MAJORITY = "most frequent label"  # the baseline that needs no text
@@ -285,6 +285,10 @@ class ProbeResults:
     notes: list[str]  # what a reader of the scores must know besides the settings
     results: list[ProbeResult]  # in the order of the tasks, and of the layers in the table
 
+    @classmethod
+    def of_record(cls, results: list[dict[str, Any]], **others: Any) -> "ProbeResults":
+        return cls(results=[ProbeResult(**result) for result in results], **others)
+
     def table(self) -> Table:
         """Return 100 times the mean scores, ± the standard deviation over the seeds, by layer and task."""
         scores: dict[tuple[str, str], list[float]] = {}
@@ -310,15 +314,9 @@ def mean_cell(scores: Sequence[float]) -> str:
     return format_score(mean, statistics.stdev(scores) if len(scores) > 1 else None)
 
 
-def read_probe_results(folder: Path) -> ProbeResults:
-    """Return the content of ``results.json`` in a folder that ``amos probe`` wrote."""
-    file = folder / RESULTS_FILE
-    content = read_json(file, "give the directory that amos probe wrote with --out")
-    try:
-        results = [ProbeResult(**result) for result in content.pop("results")]
-        return ProbeResults(**content, results=results)
-    except (TypeError, KeyError) as error:
-        raise UserError(f"{file} is not readable as results of amos probe: write it again with amos probe") from error
+def read_probe_results(folder: Path) -> ProbeResults | None:
+    """Return the content of ``results.json`` in a folder that ``amos probe`` wrote; None if there is no file."""
+    return read_record(folder / RESULTS_FILE, ProbeResults.of_record, "results of amos probe", "amos probe")
 
 
 class TextGroup(NamedTuple):
@@ -360,7 +358,7 @@ def run_probes(
         fixed["data_sha256"] = {task.name: task.sha256 for task in tasks}
         notes = list(notes_on(groups, loaded.model.max_positions()))
         content = ProbeResults(checkpoint, asdict(settings) | fixed, notes, results)
-        write_text(unfinished / RESULTS_FILE, json_text(asdict(content)))
+        write_record(unfinished / RESULTS_FILE, asdict(content))
         write_text(unfinished / "table.md", content.table().as_markdown())
         return content.table()
 

@@ -14,6 +14,7 @@ from saved_models import CORPUS, TEXT, UPDATES, add_settings, write_run
 
 from amos_fairseq.checkpoints.read import load_checkpoint
 from amos_fairseq.cli.main import main
+from amos_fairseq.experiments.records import write_record
 from amos_fairseq.flops import read_configuration, training_flops
 from amos_fairseq.probing.probe import ProbeResult, ProbeResults
 from amos_fairseq.report.inspection import held_out_blocks, inspect_text, replaced_token_losses
@@ -57,7 +58,7 @@ def write_probing(folder, run):
     results = [ProbeResult(NAME, "generator 2", n, f1, 9) for n, f1 in ((1, 0.5), (2, 0.7))]
     checkpoint = {"file": str(run / "checkpoint_last.pt"), "model": "AmosModel", "num_updates": UPDATES}
     content = ProbeResults(checkpoint, {"classifier": "linear"}, [], results)
-    (folder / "results.json").write_text(json.dumps(asdict(content)))
+    write_record(folder / "results.json", asdict(content))
     return folder
 
 
