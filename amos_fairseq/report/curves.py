@@ -8,7 +8,6 @@ backend of the process. Functions that make and save figures are decorated with 
 
 import io
 import math
-import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -180,9 +179,9 @@ def draw_panel(ax: Axes, panel: Panel, runs: Sequence[RunCurves]) -> None:
     depths = depth_names(panel, runs)
     colours = depth_colours(len(depths))
     for index, run in enumerate(runs):
-        dashes, marker = run_style(index)
+        run_colour, dashes, marker = run_style(index)
         for depth, depth_colour in zip(depths, colours, strict=True):
-            colour, key = depth_colour if panel.per_depth else run_colour(index), panel.key + depth
+            colour, key = depth_colour if panel.per_depth else run_colour, panel.key + depth
             training, validation = run.get("train", key), run.get("valid", key)
             if training.updates:
                 draw_training(ax, training, colour, dashes)
@@ -236,14 +235,17 @@ def reference_levels(panel: Panel, runs: Sequence[RunCurves]) -> list[tuple[floa
 def _add_legend(figure: Figure, runs: Sequence[RunCurves]) -> None:
     handles = [
         Line2D([], [], color=GREY, linewidth=1, label="line: training"),
-        Line2D([], [], color=GREY, linestyle="none", marker=run_style(0)[1], markersize=5, label="marker: validation"),
+        Line2D([], [], color=GREY, linestyle="none", marker=RUN_MARKERS[0], markersize=5, label="marker: validation"),
     ]
     title = None
     if len(runs) > 1:
         title = "runs differ in line style and marker,\nand in color where no depths are shown"
-        handles = [
-            Line2D([], [], label=legend_label(run.name), **line_style(index)) for index, run in enumerate(runs)
-        ] + handles
+        lines = []
+        for index, run in enumerate(runs):
+            colour, dashes, marker = run_style(index)
+            style = {"color": colour, "linestyle": dashes, "linewidth": 1.2, "marker": marker, "markersize": 5}
+            lines.append(Line2D([], [], label=legend_label(run.name), **style))
+        handles = lines + handles
     else:
         figure.suptitle(legend_label(runs[0].name))
     figure.legend(handles=handles, loc="outside lower center", ncols=2, frameon=False, title=title)
@@ -261,7 +263,7 @@ def loss_distributions(panels: dict[str, dict[str, np.ndarray]]) -> Figure:
         for index, (name, losses) in enumerate(groups.items()):
             if not len(losses):
                 continue
-            style = {"color": depth_colours(len(groups))[index], "linestyle": run_style(index)[0]}
+            style = {"color": depth_colours(len(groups))[index], "linestyle": run_style(index)[1]}
             ax.hist(losses, bins, density=True, histtype="stepfilled", color=style["color"], alpha=0.22)
             ax.hist(losses, bins, density=True, histtype="step", linewidth=1.6, **style)
             label = f"{legend_label(name)}, mean {losses.mean():.2f}"
@@ -273,19 +275,9 @@ def loss_distributions(panels: dict[str, dict[str, np.ndarray]]) -> Figure:
     return figure
 
 
-def run_colour(index: int) -> str:
-    return RUN_COLOURS[index % len(RUN_COLOURS)]
-
-
-def run_style(index: int) -> tuple[object, str]:
-    """Return a dash pattern and a marker: 35 runs before a pair repeats."""
-    return RUN_DASHES[index % len(RUN_DASHES)], RUN_MARKERS[index % len(RUN_MARKERS)]
-
-
-def line_style(index: int) -> dict[str, object]:
-    """Return how the line of a run with markers is drawn."""
-    dashes, marker = run_style(index)
-    return {"color": run_colour(index), "linestyle": dashes, "linewidth": 1.2, "marker": marker, "markersize": 5}
+def run_style(index: int) -> tuple[str, object, str]:
+    """Return a color, a dash pattern and a marker: 35 runs before all of them repeat."""
+    return tuple(styles[index % len(styles)] for styles in (RUN_COLOURS, RUN_DASHES, RUN_MARKERS))
 
 
 def depth_colours(num_depths: int) -> list[str]:
@@ -321,11 +313,11 @@ def as_svg(figure: Figure) -> bytes:
     return buffer.getvalue()
 
 
-def save(figure: Figure, directory: str | Path, name: str) -> list[str]:
-    """Write ``name.svg`` and ``name.png`` to ``directory`` and return both paths."""
-    paths = [os.path.join(directory, f"{name}.{extension}") for extension in ("svg", "png")]
-    with whole_file(paths[0]) as unfinished:
-        Path(unfinished).write_bytes(as_svg(figure))
-    with whole_file(paths[1]) as unfinished:
+def save(figure: Figure, directory: Path, name: str) -> bytes:
+    """Write ``name.svg`` and ``name.png`` to ``directory``, and return the SVG."""
+    svg = as_svg(figure)
+    with whole_file(f"{directory / name}.svg") as unfinished:
+        Path(unfinished).write_bytes(svg)
+    with whole_file(f"{directory / name}.png") as unfinished:
         figure.savefig(unfinished, dpi=150)
-    return paths
+    return svg

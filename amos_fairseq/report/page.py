@@ -14,7 +14,7 @@ from amos_fairseq.errors import UserError, printable
 from amos_fairseq.experiments.records import Spread, Summary, format_spread, read_summary
 from amos_fairseq.files import distinct_names, write_text
 from amos_fairseq.output.terminal import MISSING, Table
-from amos_fairseq.probing.probe import RESULTS_FILE, ProbeResults, read_probe_results
+from amos_fairseq.probing.probe import ProbeResults, read_probe_results
 from amos_fairseq.report.curves import (
     RC_PARAMS,
     as_svg,
@@ -63,8 +63,8 @@ def sort_folders(paths: Iterable[str]) -> Folders:
             folders.runs.append(path)
         elif any(summaries):
             folders.results += [(path, summary) for summary in summaries if summary is not None]
-        elif (path / RESULTS_FILE).is_file():
-            folders.probing.append((path, read_probe_results(path)))
+        elif (probed := read_probe_results(path)) is not None:
+            folders.probing.append((path, probed))
         else:
             raise UserError(
                 f"{path} is no SAVE_DIR with {FILE_NAME} or {LAST_CHECKPOINT}, and no OUT of fine-tuning or amos probe with "
@@ -92,8 +92,9 @@ def write_report(out: Path, figures: Path | None, runs: Sequence[Run], folders: 
     sections = [section for section in candidates if section is not None]
     images = {}
     for section in sections:
-        if section.figure is not None:
-            images[section.anchor] = base64.b64encode(draw(section.figure, figures, section.anchor)).decode("ascii")
+        if (figure := section.figure) is not None:
+            svg = as_svg(figure) if figures is None else save(figure, figures, section.anchor)
+            images[section.anchor] = base64.b64encode(svg).decode("ascii")
     names = [run.name for run in runs] or [path.name for path, _ in [*folders.results, *folders.probing]]
     write_text(out, render(names=dict.fromkeys(names), runs=runs, sections=sections, images=images))
     print(f"page: {out}")
@@ -103,14 +104,6 @@ def write_report(out: Path, figures: Path | None, runs: Sequence[Run], folders: 
         for panel in panels:
             save(panels_figure([panel], curves), figures, panel.file_name)
         print(f"figures: {figures}/NAME.png and .svg: {', '.join([*images, *(panel.file_name for panel in panels)])}")
-
-
-def draw(figure: Figure, folder: Path | None, name: str) -> bytes:
-    """Return the SVG of a figure, which ``folder`` gets as well, with a PNG."""
-    if folder is None:
-        return as_svg(figure)
-    svg, _ = save(figure, folder, name)
-    return Path(svg).read_bytes()
 
 
 def render(**values: object) -> str:
