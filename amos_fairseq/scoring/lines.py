@@ -69,12 +69,6 @@ def unknown_log_prob(num_characters: int, vocabulary_size: int) -> float:
     return -math.log(vocabulary_size) - num_characters * math.log(sys.maxunicode + 1)
 
 
-def with_unknown_pieces(scores: list[float], line: EncodedLine, vocabulary_size: int) -> list[float]:
-    """Return one score per piece, those of unknown pieces replaced by :func:`unknown_log_prob`."""
-    unknown = {index: unknown_log_prob(length, vocabulary_size) for index, length in line.unknown.items()}
-    return [unknown.get(index, score) for index, score in enumerate(scores)]
-
-
 def score_lines(
     loaded: LoadedCheckpoint,
     scorer: TokenScorer,
@@ -104,7 +98,8 @@ def score_lines(
                         f"{loaded.file} has no finite score for {piece!r} in {place(line.number)}: its training diverged "
                         "(use an earlier checkpoint), or its generator never predicts this piece"
                     )
-                yield ScoredLine(line, with_unknown_pieces(piece_scores.tolist(), line, len(loaded.dictionary)))
+                unknown = {i: unknown_log_prob(length, len(loaded.dictionary)) for i, length in line.unknown.items()}
+                yield ScoredLine(line, [unknown.get(i, score) for i, score in enumerate(piece_scores.tolist())])
             bar.update(len(window))
 
 
