@@ -63,10 +63,11 @@ class PrecisionSettings(FairseqDataclass):
 
 
 class Precision(Hook):
-    """Refuse before the launch what no device can do; choose in the ranks, where the devices are known."""
+    """Refuse before the launch what no device, or no CPU, can do, without asking a GPU; choose in the ranks, where the devices
+    are known."""
 
     def before_launch(self, cfg: Any) -> None:
-        check_settings(cfg)
+        choose(*requested_precision(cfg), Device(visible_gpus(cfg) > 0), None)
 
     def before_trainer(self, cfg: Any) -> None:
         # A program that has a trainer without fairseq's script continues no run.
@@ -89,11 +90,6 @@ def requested_precision(cfg: Any) -> tuple[str, str]:
             "(--precision) alone"
         )
     return next(((name, setting) for setting, name in settings.items()), ("float32", ""))
-
-
-def check_settings(cfg: Any) -> None:
-    """Refuse settings that no device, or no CPU, can follow. No GPU is asked anything."""
-    choose(*requested_precision(cfg), Device(visible_gpus(cfg) > 0), None)
 
 
 def set_precision(cfg: Any, on_gpu: bool, saved: Saved | None = None) -> str:

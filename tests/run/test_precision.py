@@ -20,7 +20,6 @@ from amos_fairseq.run import hooks, precision
 from amos_fairseq.run.precision import (
     Precision,
     Saved,
-    check_settings,
     gpus_support_bf16,
     saved_precision,
     set_precision,
@@ -77,7 +76,7 @@ TABLE = [
 def test_every_choice(named, flag, has_gpu, supported, before, expected, reason, hardware, caplog) -> None:
     hardware(has_gpu, supported)
     cfg = configuration(named, **({flag: True} if flag else {}))
-    check_settings(cfg)
+    Precision().before_launch(cfg)
     with caplog.at_level("INFO", precision.__name__):
         assert set_precision(cfg, has_gpu, before and Saved(before, "last.pt")) == expected
     assert caplog.messages == [f"precision: {expected}{f' ({reason})' if reason else ''}"]
@@ -106,7 +105,7 @@ def test_every_choice(named, flag, has_gpu, supported, before, expected, reason,
 def test_settings_that_are_refused_before_the_launch(named, common, has_gpu, message, hardware) -> None:
     hardware(has_gpu, True)
     with pytest.raises(UserError, match=message):
-        check_settings(configuration(named, **common))
+        Precision().before_launch(configuration(named, **common))
 
 
 @pytest.mark.parametrize(
