@@ -124,16 +124,7 @@ class LoadedCheckpoint:
 
 
 def load_checkpoint(checkpoint: CheckpointPath, tokenizer: CheckpointPath | None = None) -> LoadedCheckpoint:
-    """Read a checkpoint with its tokenizer.
-
-    Args:
-        checkpoint: a file, or a SAVE_DIR, whose ``checkpoint_last.pt`` is read.
-        tokenizer: directory of the tokenizer; the default is the directory ``tokenizer`` beside the checkpoint.
-
-    Raises:
-        UserError: the file is missing, damaged or contains foreign objects; there is no tokenizer, or it is not the one that
-            the checkpoint was trained with.
-    """
+    """Read a checkpoint, a file or a SAVE_DIR, with its tokenizer; see ``amos_fairseq.load``."""
     file = checkpoint_file(Path(checkpoint))
     return restore_checkpoint(file, read_state(file), tokenizer)
 
