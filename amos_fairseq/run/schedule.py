@@ -226,7 +226,8 @@ def check(cfg: Any) -> None:
             f"{total:g} updates; give a smaller lr_scheduler.warmup_updates (--warmup-updates)"
         )
     decays = bool(schedule.decay_share or schedule.decay_from)
-    limits = other_limits(optimization)
+    limits = [name for name in ("max_update", "max_epoch", "stop_time_hours") if optimization[name]]
+    limits += [each for each in typed("optimization.max_update=") if each[-2:] != "=0"]
     checks = [
         (
             len(optimization.lr) != 1,
@@ -250,12 +251,6 @@ def check(cfg: Any) -> None:
     for is_wrong, message in checks:
         if is_wrong:
             raise UserError(message)
-
-
-def other_limits(optimization: Any) -> list[str]:
-    """Return the settings, beside a time, that would end a run."""
-    limits = [name for name in ("max_update", "max_epoch", "stop_time_hours") if optimization[name]]
-    return limits + [each for each in typed("optimization.max_update=") if each[-2:] != "=0"]
 
 
 class Phases(Hook):
