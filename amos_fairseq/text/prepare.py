@@ -264,7 +264,8 @@ def _write_shard(directory: Path, texts: dict[str, list[Path]], tokenizer: Token
     record = {}
     for name, files in texts.items():
         record[name] = _with_shares(join_encoded(files, directory / name, len(tokenizer) + NUM_FAIRSEQ_SYMBOLS))
-    return record | file_hashes(directory)
+    paths = [path for path in sorted(directory.iterdir()) if path.suffix in (".bin", ".idx")]
+    return record | {"sha256": {path.name: file_sha256(path) for path in paths}}
 
 
 def _with_shares(counts: dict[str, Any]) -> dict[str, Any]:
@@ -272,12 +273,6 @@ def _with_shares(counts: dict[str, Any]) -> dict[str, Any]:
         **unknown_pieces(counts["unknown"], counts["pieces"]),
         "pieces_per_word": counts["pieces"] / max(1, counts["words"]),
     }
-
-
-def file_hashes(directory: Path) -> dict[str, dict[str, str]]:
-    """Return the hashes of the files, for ``amos verify``."""
-    paths = [path for path in sorted(directory.iterdir()) if path.suffix in (".bin", ".idx")]
-    return {"sha256": {path.name: file_sha256(path) for path in paths}}
 
 
 def _publish(corpus: Path, out: Path) -> None:

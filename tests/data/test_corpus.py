@@ -24,9 +24,8 @@ from amos_fairseq.cli.main import main
 from amos_fairseq.data import corpus as corpus_module
 from amos_fairseq.data.corpus import MappedBlocks, check_prepared, read_blocks, verify_files
 from amos_fairseq.errors import UserError
-from amos_fairseq.files import directory_sha256
+from amos_fairseq.files import directory_sha256, file_sha256
 from amos_fairseq.tasks.text_pretraining import TextPretrainingTask
-from amos_fairseq.text.prepare import file_hashes
 
 
 @pytest.mark.parametrize("break_mode", ["none", "complete", "complete_doc"])
@@ -124,7 +123,8 @@ def prepared(tmp_path: Path) -> Path:
     tokenizer = small_tokenizer()
     tokenizer.save(directory / "tokenizer")
     shutil.copy(directory / "tokenizer" / "dict.txt", directory)
-    shard = {"directory": ".", **file_hashes(directory)}
+    hashes = {name: file_sha256(directory / name) for name in ("train.bin", "train.idx", "valid.bin", "valid.idx")}
+    shard = {"directory": ".", "sha256": hashes}
     manifest = {"tokenizer": {"sha256": tokenizer.sha256}, "shards": [shard]}
     (directory / "corpus.json").write_text(json.dumps(manifest))
     return directory
