@@ -55,25 +55,13 @@ class MinimalPair:
         return f"{self.file}, line {self.line}"
 
 
-@dataclass(frozen=True)
-class Accuracy:
-    """Number of pairs, of those whose good sentence has the higher score, and of those with equal scores."""
-
-    pairs: int
-    right: int
-    ties: int
-
-    @property
-    def percent(self) -> float:
-        return 100 * (self.right + self.ties / 2) / self.pairs
-
-
 Scores = Sequence[tuple[float, float]]  # of the good and the bad sentence of each pair, larger is better
 
 
-def accuracy_of(scores: Scores) -> Accuracy:
-    right = sum(good > bad for good, bad in scores)
-    return Accuracy(len(scores), right, ties=sum(good == bad for good, bad in scores))
+def accuracy_of(scores: Scores) -> dict[str, float]:
+    """Return the number of pairs, the accuracy in percent, and the number of pairs with equal scores."""
+    right, ties = sum(good > bad for good, bad in scores), sum(good == bad for good, bad in scores)
+    return {"pairs": len(scores), "accuracy": round(100 * (right + ties / 2) / len(scores), 4), "ties": ties}
 
 
 def read_pairs(path: Path) -> list[MinimalPair]:
@@ -146,7 +134,7 @@ def score_pairs(loaded: LoadedCheckpoint, files: Sequence[Path], tokens_per_batc
     notes = [
         "a pair is right if the good sentence has the higher score, and one half if both scores are equal; chance is 50",
         f"score: {definition}",
-        f"equal scores, of {len(scores):,} pairs: {accuracy_of(scores).ties:,}",
+        f"equal scores, of {len(scores):,} pairs: {accuracy_of(scores)['ties']:,}",
     ]
     if num_left_out:
         notes.append(f"pairs left out because a sentence is empty or longer than the model's limit: {num_left_out:,}")
@@ -165,25 +153,25 @@ def score_pairs(loaded: LoadedCheckpoint, files: Sequence[Path], tokens_per_batc
     return table
 
 
-def groups_of(pairs: Sequence[MinimalPair]) -> Iterator[tuple[str, str | None, list[int]]]:
-    """Yield term, UID and the indices of its pairs, as they first occur; after the UIDs of a term all of it, with UID None."""
-    groups: dict[str, dict[str, list[int]]] = {}
-    for index, pair in enumerate(pairs):
-        groups.setdefault(pair.term, {}).setdefault(pair.uid, []).append(index)
+def accuracies_of(pairs: Sequence[MinimalPair], scores: Scores) -> Iterator[tuple[str, str | None, dict[str, float]]]:
+    """Yield term, UID and accuracy, as they first occur; after the UIDs of a term all of it, with UID None."""
+    groups: dict[str, dict[str, list[tuple[float, float]]]] = {}
+    for pair, both in zip(pairs, scores, strict=True):
+        groups.setdefault(pair.term, {}).setdefault(pair.uid, []).append(both)
     for term, uids in groups.items():
-        yield from ((term, uid, members) for uid, members in uids.items())
-        yield term, None, [index for members in uids.values() for index in members]
+        yield from ((term, uid, accuracy_of(members)) for uid, members in uids.items())
+        yield term, None, accuracy_of([both for members in uids.values() for both in members])
 
 
 def results_table(title: str, pairs: Sequence[MinimalPair], scores: Scores, notes: list[str]) -> Table:
     """Return accuracies in percent: the UIDs of a term and then all of the term, and all pairs."""
 
-    def row(name: str, accuracy: Accuracy) -> list[str]:
-        return [name, f"{accuracy.pairs}", format_score(accuracy.percent)]
+    def row(name: str, group: dict[str, float]) -> list[str]:
+        return [name, f"{group['pairs']}", format_score(group["accuracy"])]
 
     rows = [
-        row(f"all of {term}" if uid is None else uid, accuracy_of([scores[index] for index in members]))
-        for term, uid, members in groups_of(pairs)
+        row(f"all of {term}" if uid is None else uid, group)
+        for term, uid, group in accuracies_of(pairs, scores)
         if uid is not None or term != NO_TERM
     ]
     return Table(title, ["UID", "pairs", "accuracy"], [*rows, row("all pairs", accuracy_of(scores))], notes)
@@ -196,17 +184,12 @@ def results_json(setup: dict[str, Any], pairs: Sequence[MinimalPair], scores: Sc
          "terms": [{"term": ..., GROUP}, ...], "uids": [{"term": ..., "uid": ..., GROUP}, ...],
          "pairs": [{"file": ..., "line": ..., "good": score, "bad": score}, ...]}
 
-    GROUP is ``"pairs": n, "accuracy": percent, "ties": n``.
+    GROUP is what ``accuracy_of`` returns.
     """
-
-    def group(members: Sequence[int]) -> dict[str, Any]:
-        accuracy = accuracy_of([scores[index] for index in members])
-        return {"pairs": len(members), "accuracy": round(accuracy.percent, 4), "ties": accuracy.ties}
-
-    groups = list(groups_of(pairs))
-    content = {"setup": setup, "notes": list(table.notes), "overall": group(range(len(pairs)))}
-    content["terms"] = [{"term": term, **group(members)} for term, uid, members in groups if uid is None]
-    content["uids"] = [{"term": term, "uid": uid, **group(members)} for term, uid, members in groups if uid is not None]
+    groups = list(accuracies_of(pairs, scores))
+    content = {"setup": setup, "notes": list(table.notes), "overall": accuracy_of(scores)}
+    content["terms"] = [{"term": term, **group} for term, uid, group in groups if uid is None]
+    content["uids"] = [{"term": term, "uid": uid, **group} for term, uid, group in groups if uid is not None]
     content["pairs"] = [
         {"file": str(pair.file), "line": pair.line, "good": round(good, DECIMALS), "bad": round(bad, DECIMALS)}
         for pair, (good, bad) in zip(pairs, scores, strict=True)
