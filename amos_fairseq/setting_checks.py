@@ -14,7 +14,7 @@ import math
 from argparse import Namespace
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from fairseq.models import ARCH_MODEL_NAME_REGISTRY, ARCH_MODEL_REGISTRY, MODEL_DATACLASS_REGISTRY, MODEL_REGISTRY
 from fairseq.registry import REGISTRIES
@@ -24,27 +24,15 @@ from omegaconf.errors import OmegaConfBaseException
 
 from amos_fairseq.errors import UserError
 
-
-class Range(NamedTuple):
-    low: float
-    includes_low: bool = True
-    high: float = math.inf
-    includes_high: bool = False
-
-    def __contains__(self, value: float) -> bool:
-        is_above = value >= self.low if self.includes_low else value > self.low
-        return is_above and (value <= self.high if self.includes_high else value < self.high)
-
-
 RANGES = {
-    "above 0": Range(0, includes_low=False),
-    "0 or more": Range(0),
-    "1 or more": Range(1),
-    "2 or more": Range(2),
-    "0 or more and below 1": Range(0, high=1),
-    "0 or more and at most 1": Range(0, high=1, includes_high=True),
-    "above 0 and below 1": Range(0, includes_low=False, high=1),
-    "above 0 and at most 1": Range(0, includes_low=False, high=1, includes_high=True),
+    "above 0": lambda number: number > 0,
+    "0 or more": lambda number: number >= 0,
+    "1 or more": lambda number: number >= 1,
+    "2 or more": lambda number: number >= 2,
+    "0 or more and below 1": lambda number: 0 <= number < 1,
+    "0 or more and at most 1": lambda number: 0 <= number <= 1,
+    "above 0 and below 1": lambda number: 0 < number < 1,
+    "above 0 and at most 1": lambda number: 0 < number <= 1,
 }
 
 
@@ -169,7 +157,7 @@ def _check_value(label: str, value: Any, range_: str | None) -> None:
     for number in value if isinstance(value, (list, tuple)) or OmegaConf.is_list(value) else [value]:
         if isinstance(number, bool) or not isinstance(number, (int, float)):
             continue
-        if not math.isfinite(number) or (range_ and number not in RANGES[range_]):
+        if not math.isfinite(number) or (range_ and not RANGES[range_](number)):
             limits = [*["a finite number"] * (not math.isfinite(number)), *[range_] * bool(range_)]
             raise UserError(f"{label} {number} must be {', '.join(limits)}")
 
