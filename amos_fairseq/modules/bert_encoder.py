@@ -39,7 +39,6 @@ class BertEncoderConfig(TransformerConfig):
     num_token_types: int = 0
 
     def build(self) -> "BertEncoder":
-        """Return an encoder of this shape with PyTorch's initial values."""
         return BertEncoder(self)
 
     @property
@@ -155,13 +154,11 @@ class BertEncoder(TransformerEncoder):
         return [self.layers, *filter(None, [self.relative_position])]
 
     def embed(self, embeddings: Tensor, token_types: Tensor | None) -> Tensor:
-        """Compute the input of the first layer: [B,T,E] -> [B,T,D]."""
         embeddings = embeddings + self.embed_positions.rows(embeddings.size(1))
         if self.embed_token_types is not None:
             types = self.embed_token_types.weight
             embeddings = embeddings + (types[0] if token_types is None else types[token_types])
-        states = self.dropout(self.embedding_norm(embeddings))
-        return states if self.embedding_projection is None else self.embedding_projection(states)
+        return super().embed(embeddings, token_types)
 
     def attention_context(
         self, embeddings: Tensor, padding_mask: Tensor | None, packing: Packing | None = None

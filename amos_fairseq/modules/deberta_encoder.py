@@ -28,7 +28,6 @@ class DebertaEncoderConfig(TransformerConfig):
     has_mask_decoder: bool = False  # of a generator
 
     def build(self) -> "DebertaEncoder":
-        """Return an encoder of this shape with PyTorch's initial values."""
         return DebertaEncoder(self)
 
 
@@ -124,11 +123,6 @@ class DebertaEncoder(TransformerEncoder):
     def parts_above_embeddings(self) -> list[nn.Module]:
         """The layers and the table of relative positions."""
         return [self.layers, self.relative_table, self.relative_norm]
-
-    def embed(self, embeddings: Tensor, token_types: Tensor | None) -> Tensor:
-        """Compute the input of the first layer: [B,T,E] -> [B,T,D]. There are no token types."""
-        states = self.dropout(self.embedding_norm(embeddings))
-        return states if self.embedding_projection is None else self.embedding_projection(states)
 
     def attention_context(
         self, embeddings: Tensor, padding_mask: Tensor | None, packing: Packing | None = None

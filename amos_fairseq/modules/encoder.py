@@ -154,11 +154,15 @@ class TransformerEncoder(nn.Module, abc.ABC):
     Attributes:
         shape: sizes and settings.
         layers: of ``TransformerLayer``, the first one nearest to the input.
+        embedding_norm, dropout, embedding_projection: of the token embeddings; a projection only where E differs from D.
         final_norm: see ``LayerOutputs``.
         is_compiled: run layers through torch.compile where a gradient is required, that is, in training.
     """
 
     layers: nn.ModuleList
+    embedding_norm: nn.Module
+    dropout: nn.Module
+    embedding_projection: nn.Module | None
     final_norm: nn.Module | None
 
     def __init__(self, shape: TransformerConfig):
@@ -174,9 +178,10 @@ class TransformerEncoder(nn.Module, abc.ABC):
     def new_layer(self, number: int) -> TransformerLayer:
         """Return a new layer like the layer ``number``, counted from 1."""
 
-    @abc.abstractmethod
     def embed(self, embeddings: Tensor, token_types: Tensor | None) -> Tensor:
-        """Compute the input of the first layer: [B,T,E] -> [B,T,D]."""
+        """Compute the input of the first layer: [B,T,E] -> [B,T,D]. Only BERT's encoder has token types."""
+        states = self.dropout(self.embedding_norm(embeddings))
+        return states if self.embedding_projection is None else self.embedding_projection(states)
 
     @abc.abstractmethod
     def attention_context(self, embeddings: Tensor, padding_mask: Tensor | None, packing: Packing | None = None) -> Any:

@@ -46,7 +46,6 @@ class ModernBertEncoderConfig(TransformerConfig):
     local_theta: float = 10_000.0  # the same in local layers
 
     def build(self) -> "ModernBertEncoder":
-        """Return an encoder of this shape with PyTorch's initial values."""
         return ModernBertEncoder(self)
 
     def is_global(self, number: int) -> bool:
@@ -203,11 +202,6 @@ class ModernBertEncoder(TransformerEncoder):
     def parts_above_embeddings(self) -> list[nn.Module]:
         """The layers and the last LayerNorm."""
         return [self.layers, self.final_norm]
-
-    def embed(self, embeddings: Tensor, token_types: Tensor | None) -> Tensor:
-        """Compute the input of the first layer: [B,T,E] -> [B,T,D]. There are no token types."""
-        states = self.dropout(self.embedding_norm(embeddings))
-        return states if self.embedding_projection is None else self.embedding_projection(states)
 
     def attention_context(
         self, embeddings: Tensor, padding_mask: Tensor | None, packing: Packing | None = None
