@@ -94,7 +94,7 @@ class GeneratorOutput(NamedTuple):
 class TokenNoise(nn.Module):
     """A generator without input: one distribution over the vocabulary for every position (thesis section 5.3.2).
 
-    It holds a count for each token of the vocabulary: 1, until ``set_counts`` sets the frequencies of a corpus. The
+    It holds a count for each token of the vocabulary: 1, until ``set_token_counts`` sets the frequencies of a corpus. The
     counts are saved with the model, so a checkpoint samples without its corpus. They are integers, which no cast to half
     precision rounds.
     """
@@ -102,11 +102,6 @@ class TokenNoise(nn.Module):
     def __init__(self, vocabulary_size: int):
         super().__init__()
         self.register_buffer("counts", torch.ones(vocabulary_size, dtype=torch.int64))
-
-    def set_counts(self, counts: Tensor) -> None:
-        """Set ``counts`` [tokens] int64 of the dictionary, which has at most V tokens; the counts of padding become 0."""
-        self.counts.zero_()
-        self.counts[: len(counts)] = counts
 
     def forward(self, positions: Tensor) -> Tensor:
         """Return logits for each of ``positions`` [...]: [...,V] float32, an expanded view of one row."""
@@ -289,8 +284,10 @@ class ElectraModel(ReplacementModel, SingleMlmModel):
         return super().predict_logits(batch)
 
     def set_token_counts(self, counts: Tensor) -> None:
-        """Set how often each token occurs in the training text: [tokens] int64, in the order of the dictionary."""
-        self.token_noise.set_counts(counts)
+        """Set how often each token occurs in the training text: [tokens] int64, in the order of the dictionary, which has at
+        most V tokens; the counts of padding become 0."""
+        self.token_noise.counts.zero_()
+        self.token_noise.counts[: len(counts)] = counts
         self.awaits_token_counts = False
 
     def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> None:

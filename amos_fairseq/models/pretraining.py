@@ -111,9 +111,6 @@ class DisentangledEmbedding(nn.Module):
         self._shared = (shared,)
         self.delta = nn.Embedding(shared.num_embeddings, shared.embedding_dim, shared.padding_idx)
 
-    def initialize(self) -> None:
-        nn.init.zeros_(self.delta.weight)
-
     @property
     def weight(self) -> Tensor:
         """The whole table: [V,E]."""
@@ -255,7 +252,7 @@ class PretrainingModel(BaseFairseqModel, abc.ABC):
         """Set the initial values of all parameters, and mark those without weight decay."""
         initialize(self, self.cfg.init_std, self.cfg.linear_init_std)
         if self.disentangled_embedding is not None:
-            self.disentangled_embedding.initialize()
+            nn.init.zeros_(self.disentangled_embedding.delta.weight)
         mark_undecayed(self, also=("relative_position",))
         if self.cfg.encoder_lr_scale != 1:
             encoder = parameters_of([self.encoder, self.embed_tokens, self.disentangled_embedding])
