@@ -126,7 +126,9 @@ class Encoder(nn.Module):
             batch = by_length[start : start + self.batch_size]
             for i, encoded in zip(batch, self._run([inputs[i] for i in batch], all_layers), strict=True):
                 states[i] = encoded
-        return self._features(inputs, states)
+        tokens = self._padded(inputs)
+        last, *layers = (pad_sequence(list(each), batch_first=True) for each in zip(*states, strict=True))
+        return Features(last, tokens.ne(self.loaded.dictionary.pad()), tokens, tuple(layers) or None)
 
     def predict(self, texts: str | Iterable[Text], head: str | None = None) -> list[Any]:
         """Return what a model that was fine-tuned on labels predicts for each text, as ``--predict`` of its command does.
@@ -220,11 +222,6 @@ class Encoder(nn.Module):
             # Here, because ModernBERT's states are normalized when they are read.
             wanted = [outputs[-1], *outputs] if all_layers else [outputs[-1]]
         return [tuple(each[row, : len(tokens)] for each in wanted) for row, (tokens, _) in enumerate(inputs)]
-
-    def _features(self, inputs: list[tuple[Tensor, Tensor]], encoded: list[tuple[Tensor, ...]]) -> Features:
-        tokens = self._padded(inputs)
-        states, *layers = (pad_sequence(list(each), batch_first=True) for each in zip(*encoded, strict=True))
-        return Features(states, tokens.ne(self.loaded.dictionary.pad()), tokens, tuple(layers) or None)
 
     def _padded(self, inputs: list[tuple[Tensor, Tensor]]) -> Tensor:
         tokens = pad_sequence(
