@@ -31,7 +31,7 @@ from amos_fairseq.errors import UserError
 from amos_fairseq.files import DICTIONARY_FILE, TOKENIZER_DIRECTORY, directory_sha256, file_sha256
 from amos_fairseq.models.pretraining import GeneratorNetwork, PretrainingModel, class_of_checkpoint, is_fine_tuned
 from amos_fairseq.setting_checks import check_saved_settings, model_settings
-from amos_fairseq.text import MASK_SYMBOL, protect
+from amos_fairseq.text import MASK_SYMBOL
 from amos_fairseq.text.tokenization import load_tokenizer
 from amos_fairseq.text.tokenization.standalone import kept_lengths
 from amos_fairseq.text.tokenization.tokenizer import Tokenizer
@@ -260,7 +260,7 @@ def dictionary_of(tokenizer: Tokenizer) -> Dictionary:
     dictionary = Dictionary()
     for symbol in (*tokenizer.dictionary_symbols, MASK_SYMBOL):
         dictionary.add_symbol(symbol)
-    protect(dictionary, tokenizer.protected_symbols)
+    dictionary.protected_symbols = tokenizer.protected_symbols
     return dictionary
 
 

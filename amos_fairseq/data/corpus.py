@@ -29,7 +29,7 @@ from amos_fairseq.files import (
     file_sha256,
     whole_folder,
 )
-from amos_fairseq.text import MASK_SYMBOL
+from amos_fairseq.text import DICTIONARY_FILLER, MASK_SYMBOL
 from amos_fairseq.text.tokenization import load_tokenizer, read_tokenizer
 from amos_fairseq.text.tokenization.tokenizer import SPACE, UNK, Tokenizer
 from amos_fairseq.text.tokenization.word_pieces import unspell_piece
@@ -38,9 +38,9 @@ from amos_fairseq.untrusted import read_json
 logger = logging.getLogger(__name__)
 
 _INDEX_HEADER = struct.Struct("<9sQBQ")  # magic, version, dtype, number of lines
-# Symbols that fairseq-preprocess adds, to a multiple of 8; the first lines that a tokenizer is tried on, of which it may
-# encode some otherwise: text that was decoded has no repeated spaces.
-_PADDING, _TRIED_LINES, _MOST_DIFFERENT = "madeupword", 1000, 0.05
+# The first lines that a tokenizer is tried on, of which it may encode some otherwise: text that was decoded has no repeated
+# spaces.
+_TRIED_LINES, _MOST_DIFFERENT = 1000, 0.05
 _BINARIZE_AGAIN = "copy the files again, or remove them and repeat amos prepare"
 
 # Read at once when counting, a few tens of MB: enough that the counting, not the loop, takes the time.
@@ -153,7 +153,9 @@ def add_tokenizer(directories: list[Path], source: Path, vocabulary_file: Path |
     tried = [[dictionary[index] for index in text[number].tolist()[:-1]] for number in numbers]
     # What SentencePiece would decode, by which its normalization is chosen.
     tokenizer = read_tokenizer(source, vocabulary_file, ["".join(line).replace(SPACE, " ") for line in tried])
-    symbols = [symbol for symbol in dictionary.symbols[dictionary.nspecial : -1] if not symbol.startswith(_PADDING)]
+    symbols = [
+        symbol for symbol in dictionary.symbols[dictionary.nspecial : -1] if not symbol.startswith(DICTIONARY_FILLER)
+    ]
     pieces = set(tokenizer.dictionary_symbols)
     others = [symbol for symbol in symbols if symbol not in pieces]
     unknown = {symbol for symbol in others if UNK in tokenizer.encode(unspell_piece(symbol))} | {dictionary.unk_word}

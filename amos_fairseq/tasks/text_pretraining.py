@@ -41,7 +41,7 @@ from amos_fairseq.models.pretraining import GeneratorNetwork, PretrainingModel
 from amos_fairseq.run.hooks import HookSettings
 from amos_fairseq.setting_checks import check_ranges, setting
 from amos_fairseq.tasks.corpus_task import CorpusTask, arch_name
-from amos_fairseq.text import MASK_SYMBOL, protect, special_ids
+from amos_fairseq.text import MASK_SYMBOL, special_ids
 from amos_fairseq.text.tokenization.fast_tokenizer import word_starts
 
 logger = logging.getLogger(__name__)
@@ -158,7 +158,7 @@ class TextPretrainingTask(CorpusTask):
         dictionary = vocabulary.load_dictionary()
         logger.info(f"dictionary: {len(dictionary)} types, {MASK_SYMBOL} included")
         if tokenizer is not None:
-            protect(dictionary, tokenizer.protected_symbols)
+            dictionary.protected_symbols = tokenizer.protected_symbols
         task = cls(cfg, vocabulary, dictionary)
         if cfg.whole_words:
             if tokenizer is None:

@@ -1,6 +1,5 @@
 """Raw text to tokens, behind ``amos prepare text``: readers of files, the vocabulary, tokenizers, binarizing."""
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -19,13 +18,8 @@ def special_ids(dictionary: "Dictionary") -> list[int]:
     """Return the ids that are never masked, never a target and never sampled, in ascending order.
 
     They are fairseq's ``<s> <pad> </s> <unk>``, ``<mask>``, the filler symbols that round up a dictionary's size, and the
-    protected tokens of the tokenizer, which :func:`protect` names.
+    protected tokens of the tokenizer, which a task stores as ``protected_symbols`` of its dictionary.
     """
     named = {dictionary.bos(), dictionary.pad(), dictionary.eos(), dictionary.unk(), dictionary.index(MASK_SYMBOL)}
     filler = {index for index, symbol in enumerate(dictionary.symbols) if symbol.startswith(DICTIONARY_FILLER)}
     return sorted({*named, *filler, *map(dictionary.index, getattr(dictionary, "protected_symbols", ()))})
-
-
-def protect(dictionary: "Dictionary", symbols: Sequence[str]) -> None:
-    """Let :func:`special_ids` of the dictionary include these symbols."""
-    dictionary.protected_symbols = symbols

@@ -6,7 +6,6 @@ from fairseq.data import Dictionary, TokenBlockDataset
 
 from amos_fairseq.data.block_iterator import BlockBatchIterator, equal_batches, whole_updates
 from amos_fairseq.data.masked_blocks import MaskedBlockDataset
-from amos_fairseq.text import protect
 
 TOKENS_PER_BLOCK = 32
 NUM_TOKENS = 40
@@ -46,7 +45,7 @@ def random_lines(num_lines: int) -> list[list[int]]:
 
 def make_dataset(lines: list[list[int]], training: bool = True, **settings) -> MaskedBlockDataset:
     blocks, dictionary = Lines(lines), block_dictionary()
-    protect(dictionary, settings.pop("protected", []))
+    dictionary.protected_symbols = settings.pop("protected", [])
     break_mode = settings.pop("break_mode", "none")
     blocks = TokenBlockDataset(blocks, blocks.sizes, TOKENS_PER_BLOCK - 1, pad=1, eos=2, break_mode=break_mode)
     settings = {"tokens_per_block": TOKENS_PER_BLOCK, "mask_prob": 0.15, "seed": 7, "training": training} | settings

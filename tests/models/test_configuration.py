@@ -16,7 +16,6 @@ from amos_fairseq.models.electra import ElectraConfig, ElectraModel
 from amos_fairseq.models.electric import ElectricConfig, ElectricModel
 from amos_fairseq.models.pretraining import PretrainingBatch
 from amos_fairseq.models.teams import TeamsConfig, TeamsModel
-from amos_fairseq.text import protect
 
 # Layers, width, FFN width, heads.
 SIZES = {
@@ -125,7 +124,7 @@ def test_vocabulary_is_padded_in_the_model_not_in_the_dictionary(num_ordinary, p
 def test_protected_tokens_are_neither_samples_nor_negatives(objective, monkeypatch):
     """Where they are half of the vocabulary, and the softmax gives them nearly all of its mass."""
     dictionary = small_dictionary()
-    protect(dictionary, [f"word{number}" for number in range(20)])
+    dictionary.protected_symbols = [f"word{number}" for number in range(20)]
     monkeypatch.setattr("small_models.small_dictionary", lambda *_: dictionary)
     model = model_and_criterion(objective)[0]
     for parameter in model.parameters():
