@@ -36,7 +36,12 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    check_arguments(arguments)
+    out = arguments.out
+    if (arguments.file is None) == (arguments.pairs is None):
+        arguments.parser.error("give either FILE or --pairs FILE")
+    inputs = [Path(path).resolve() for path in arguments.pairs or [arguments.file]]
+    if out is not None and (out.resolve() in inputs or out.is_dir()):
+        raise UserError(f"--out {out} is an input file or a folder: give another name")
     texts = arguments.pairs or ([] if arguments.file == "-" else [arguments.file])
     import_fairseq(arguments.checkpoint, inputs=[*texts, arguments.tokenizer])
     from amos_fairseq.checkpoints.encoder import check_device
@@ -48,19 +53,9 @@ def run(arguments: argparse.Namespace) -> None:
     check_device(arguments.device)
     loaded = load_model(arguments.checkpoint, arguments.tokenizer)
     loaded.model.to(arguments.device)
-    out = arguments.out
     if arguments.pairs is None:
         score_file(loaded, build_token_scorer(loaded, arguments.batch_tokens), arguments.file, out)
     else:
         score_pairs(loaded, arguments.pairs, arguments.batch_tokens, out).print()
     if out is not None:
         print(f"scores: {out}")
-
-
-def check_arguments(arguments: argparse.Namespace) -> None:
-    out = arguments.out
-    if (arguments.file is None) == (arguments.pairs is None):
-        arguments.parser.error("give either FILE or --pairs FILE")
-    inputs = [Path(path).resolve() for path in arguments.pairs or [arguments.file]]
-    if out is not None and (out.resolve() in inputs or out.is_dir()):
-        raise UserError(f"--out {out} is an input file or a folder: give another name")
