@@ -40,7 +40,13 @@ class ImportPlugin(Callback):
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Check that the folder of the run can be written before Hydra writes there."""
         with report_user_errors():  # Hydra turns exceptions of a callback into warnings
-            _check_writable(config.hydra.run.dir)
+            folder = config.hydra.run.dir
+            try:
+                os.makedirs(folder, exist_ok=True)
+                with tempfile.TemporaryFile(dir=folder):
+                    pass
+            except OSError as error:
+                raise save_dir_not_writable(folder, error) from error
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Refuse a sweep: its jobs train in one process, in which fairseq keeps what belongs to a run, and in one folder."""
@@ -48,16 +54,6 @@ class ImportPlugin(Callback):
             raise UserError(
                 "--multirun is not supported: start one command after the other, each with its own checkpoint.save_dir"
             )
-
-
-def _check_writable(folder: str) -> None:
-    """Raise :class:`UserError` where Hydra could not create its files."""
-    try:
-        os.makedirs(folder, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise save_dir_not_writable(folder, error) from error
 
 
 def _accept_user_dir(user_dir: str) -> None:
