@@ -133,24 +133,20 @@ class BertEncoder(TransformerEncoder):
         self.layers = nn.ModuleList(map(self.new_layer, range(1, shape.num_layers + 1)))
 
     def new_layer(self, number: int) -> BertLayer:
-        """Return a new layer; all are alike."""
         return BertLayer(self.shape)
 
     def share_embeddings(self, other: "BertEncoder") -> None:
-        """Use the positions, token types and embedding LayerNorm of ``other``."""
         self.embed_positions = other.embed_positions
         self.embed_token_types = other.embed_token_types
         self.embedding_norm = other.embedding_norm
 
     def share_input(self, other: "BertEncoder") -> None:
-        """Use the embedding modules of ``other``, its projection and its relative positions."""
         self.share_embeddings(other)
         self.embedding_projection = other.embedding_projection
         self.relative_position = other.relative_position
 
     @property
     def parts_above_embeddings(self) -> list[nn.Module]:
-        """The layers and the table of relative positions."""
         return [self.layers, *filter(None, [self.relative_position])]
 
     def embed(self, embeddings: Tensor, token_types: Tensor | None) -> Tensor:

@@ -108,20 +108,17 @@ class DebertaEncoder(TransformerEncoder):
         self.decoder_positions = nn.Embedding(shape.max_positions, shape.width) if shape.has_mask_decoder else None
 
     def new_layer(self, number: int) -> BertLayer:
-        """Return a new layer; all are alike."""
         return BertLayer(self.shape, DisentangledAttention(self.shape))
 
     def share_embeddings(self, other: "DebertaEncoder") -> None:
         """Share nothing: each network of DeBERTaV3 has a LayerNorm of its own, and the token embeddings are the model's."""
 
     def share_input(self, other: "DebertaEncoder") -> None:
-        """Use the LayerNorm of the embeddings of ``other``, its projection and its relative positions."""
         self.embedding_norm, self.embedding_projection = other.embedding_norm, other.embedding_projection
         self.relative_table, self.relative_norm = other.relative_table, other.relative_norm
 
     @property
     def parts_above_embeddings(self) -> list[nn.Module]:
-        """The layers and the table of relative positions."""
         return [self.layers, self.relative_table, self.relative_norm]
 
     def attention_context(

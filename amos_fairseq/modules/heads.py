@@ -109,7 +109,6 @@ class DenseDetectionHead(DetectionHead):
         self.dense = nn.Linear(width, width)
 
     def forward(self, states: Tensor) -> Tensor:
-        """[..., D] -> [...] float32."""
         return super().forward(gelu(self.dense(states)))
 
 
@@ -121,7 +120,6 @@ class NormedDetectionHead(DetectionHead):
         self.transform = EmbeddingHead(width, width, layer_norm_eps, has_biases=False)
 
     def forward(self, states: Tensor) -> Tensor:
-        """[..., D] -> [...] float32."""
         return super().forward(self.transform(states))
 
 

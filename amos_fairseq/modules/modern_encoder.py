@@ -190,17 +190,14 @@ class ModernBertEncoder(TransformerEncoder):
         return ModernBertLayer(self.shape, number)
 
     def share_embeddings(self, other: "ModernBertEncoder") -> None:
-        """Use the LayerNorm of the embeddings of ``other``."""
         self.embedding_norm = other.embedding_norm
 
     def share_input(self, other: "ModernBertEncoder") -> None:
-        """Use the LayerNorm of the embeddings of ``other`` and its projection."""
         self.share_embeddings(other)
         self.embedding_projection = other.embedding_projection
 
     @property
     def parts_above_embeddings(self) -> list[nn.Module]:
-        """The layers and the last LayerNorm."""
         return [self.layers, self.final_norm]
 
     def attention_context(
