@@ -222,7 +222,9 @@ class Tagging(Benchmark):
         model, directory = load_checkpoint(checkpoint).model, checkpoint.parent
         all_scores: dict[str, float] = {}
         for name, opened in self.opened.items():
-            record = self.compare(name, predict_column(opened, model, device, stop), directory)
+            sentences = [opened.dev[index] for index in range(len(opened.dev))]
+            predictions = predict_words(model, opened.column.head, sentences, most_likely, device, stop)
+            record = self.compare(name, zip(opened.words, opened.gold(), predictions, strict=True), directory)
             prefix = f"{name} " if len(self.opened) > 1 else ""
             all_scores |= {prefix + score: record[score] for score in (*SCORE_NAMES, "f1" + ERROR) if score in record}
         if len(self.opened) == 1:
@@ -269,7 +271,7 @@ class Tagging(Benchmark):
                 tables.append(table_of_test(name, SCORE_NAMES, record, constant, note))
             for split, record in records.items():
                 rows = []
-                for each, values in record.get("by_name", {}).items():  # of an earlier version: nothing
+                for each, values in record["by_name"].items():
                     ratios = (f"{values[score]:.1f}" for score in ("precision", "recall", "f1"))
                     rows.append([each, *ratios, f"{values['number']:,}"])
                 tables.append(Table(f"{name}, {what} of {split}", ["", "precision", "recall", "F1", what], rows))
@@ -398,15 +400,6 @@ def with_probability(logits: Tensor) -> list[tuple[int, float]]:
     """Return the same with its probability."""
     labels = logits.argmax(-1, keepdim=True)
     return list(zip(labels[:, 0].tolist(), logits.softmax(-1).gather(-1, labels)[:, 0].tolist(), strict=True))
-
-
-def predict_column(
-    data: ColumnData, model: BaseFairseqModel, device: str, stop: threading.Event
-) -> Iterator[LabeledWords]:
-    """Return the dev sentences with their predictions."""
-    column, sentences = data.column, [data.dev[index] for index in range(len(data.dev))]
-    predictions = predict_words(model, column.head, sentences, most_likely, device, stop)
-    return zip(data.words, data.gold(), predictions, strict=True)
 
 
 def encode_sentences(

@@ -70,14 +70,10 @@ class Column:
     def main_score(self) -> str:
         return main_score(self.has_spans)
 
-    @property
-    def cut_label(self) -> str:
-        """The label that is written for a word that is cut."""
-        return OUTSIDE if self.has_spans else CUT
-
     def spell(self, predicted: Sequence[int], num_words: int) -> list[str]:
         """Return the label of each word of a sentence, also of those at its end that are cut."""
-        return [*(self.labels[label] for label in predicted), *[self.cut_label] * (num_words - len(predicted))]
+        cut_label = OUTSIDE if self.has_spans else CUT
+        return [*(self.labels[label] for label in predicted), *[cut_label] * (num_words - len(predicted))]
 
     def count(self, gold: Sequence[int], predicted: Sequence[int]) -> Counter[str]:
         """Count what is right of the labels of a sentence: ``amos_fairseq.inputs.schemes.count``."""
