@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from omegaconf import OmegaConf
@@ -255,6 +255,7 @@ class TaskRun:
 def trial_name(hyperparameters: Hyperparameters, trials: Sequence[Hyperparameters]) -> str:
     """Return the values in which the trials that are trained differ, such as ``epochs3-lr2e-05``; or "linear"."""
     if hyperparameters.linear:
+@dataclass
         return LINEAR
     all_values = [trial.as_dict() for trial in trials if not trial.linear]
     return "-".join(
@@ -282,12 +283,12 @@ class Benchmark(ABC):
         tasks: by name. OUT may hold results of several benchmarks, so that names must differ from those of others.
     """
 
-    name: str
-    title: str
-    columns: Mapping[str, str]
-    trained_as: str
-    unit: str = "rows"
-    only_trains: tuple[str, ...] = ()
+    name: ClassVar[str]
+    title: ClassVar[str]
+    columns: ClassVar[Mapping[str, str]]
+    trained_as: ClassVar[str]
+    unit: ClassVar[str] = "rows"
+    only_trains: ClassVar[tuple[str, ...]] = ()
     session: Session
     data: Path
     tasks: dict[str, BenchmarkTask]

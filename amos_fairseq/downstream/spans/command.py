@@ -118,9 +118,6 @@ def open_squad(session: Session, data: Path, settings: SquadSettings) -> "Squad"
 
 @dataclass
 class Squad(Benchmark):
-    session: Session
-    data: Path
-    tasks: dict[str, BenchmarkTask]
     settings: SquadSettings
 
     name = trained_as = "squad"

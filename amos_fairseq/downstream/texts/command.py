@@ -204,8 +204,6 @@ def read_text_data(directory: Path) -> TextData:
 class TextBenchmark(Benchmark):
     """Tables of texts, with a model for each."""
 
-    session: Session
-    data: Path
     prepared: Mapping[str, TextData]
     tasks: dict[str, BenchmarkTask]
 
@@ -285,7 +283,7 @@ def open_classification(session: Session, data: Path) -> "Classification":
     is_small = prepared.num_train <= MOST_ROWS and not session.checkpoint.from_scratch
     if session.recipe.name == "own_labels" and is_small:
         task = dataclasses.replace(task, trials=(*task.trials, task.trials[0].as_linear()))
-    return Classification(session, data, {NAME: prepared}, {NAME: task})
+    return Classification(session, data, {NAME: task}, {NAME: prepared})
 
 
 @dataclass

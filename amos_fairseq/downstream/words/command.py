@@ -194,9 +194,6 @@ class Tagging(Benchmark):
     """Labels of words. The single task, such as ``tagging-upos``, has one column or several (``opened``, by name). The table
     has a row for each."""
 
-    session: Session
-    data: Path
-    tasks: dict[str, BenchmarkTask]
     opened: dict[str, ColumnData]
     tests: dict[str, WordFile] = field(default_factory=dict)  # the sentences of --test, by column
 

@@ -119,9 +119,6 @@ def open_parsing(session: Session, folder: Path, trials: tuple[Hyperparameters, 
 
 @dataclass
 class Parsing(Benchmark):
-    session: Session
-    data: Path
-    tasks: dict[str, BenchmarkTask]
     opened: ColumnData
 
     name = NAME

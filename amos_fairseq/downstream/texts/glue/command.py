@@ -169,7 +169,7 @@ def open_glue(session: Session, folders: Mapping[str, Path], options: GlueOption
         session.checkpoint.check_tokenizer(data.directory / TOKENIZER_DIRECTORY)
     first, diagnostic = next(iter(prepared.values())).directory, prepared.pop(DIAGNOSTIC, None)
     benchmark = MultiTaskGlue if options.multi_task else Glue
-    glue = benchmark(session, first, prepared, {}, options, squad, diagnostic)
+    glue = benchmark(session, first, {}, prepared, options, squad, diagnostic)
     glue.tasks = glue.make_tasks()
     if options.teachers is not None:
         say("reads the predictions of the teachers", Glue.name)
