@@ -51,7 +51,6 @@ class AmosCriterion(PretrainingCriterion):
         self.encoder_mlm_weight = encoder_mlm_weight
 
     def forward(self, model, sample: dict, reduce: bool = True) -> tuple[Tensor, int, dict[str, Any]]:
-        """Return the summed loss (float32 scalar), the number of masked positions, and the sums to log."""
         batch = PretrainingBatch.of(sample)
         output = model(batch)
         is_masked = batch.masked_weights.float()  # [B,M]

@@ -56,7 +56,6 @@ class ElectricCriterion(PretrainingCriterion):
         self.all_tokens_train_generator = generator_loss_tokens == "all"
 
     def forward(self, model, sample: dict, reduce: bool = True) -> tuple[Tensor, int, dict[str, Any]]:
-        """Return the summed loss (float32 scalar), the number of sampled positions, and the sums to log."""
         batch = PretrainingBatch.of(sample)
         output = model(batch)
         masked_weights = batch.masked_weights  # [B,M]

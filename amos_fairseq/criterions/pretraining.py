@@ -211,6 +211,7 @@ PER_MASKED_POSITION = ("mlm_", "mixture_", "generator_temperature")
 class PretrainingCriterion(FairseqCriterion):
     """A criterion whose logging outputs are sums over a batch, which add up over ranks and accumulated batches.
 
+    ``forward`` returns the summed loss (float32 scalar), the number of masked positions, which divides it, and these sums.
     ``COUNTED_BY``: for each term that is not a mean over masked positions, the key of the sum that it is divided by.
     """
 

@@ -53,7 +53,6 @@ class TeamsCriterion(PretrainingCriterion):
         self.mws_loss_weight = mws_loss_weight
 
     def forward(self, model, sample: dict, reduce: bool = True) -> tuple[Tensor, int, dict[str, Any]]:
-        """Return the summed loss (float32 scalar), the number of masked positions, and the sums to log."""
         batch = PretrainingBatch.of(sample)
         output = model(batch)
         is_masked = batch.masked_weights.float()  # [B,M]

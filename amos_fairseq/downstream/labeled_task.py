@@ -90,7 +90,8 @@ class LabeledTask(CorpusTask):
 
 
 class LabeledCriterion(FairseqCriterion):
-    """A criterion that logs sums, so that fairseq may add them over ranks and accumulated batches."""
+    """A criterion that logs sums, so that fairseq may add them over ranks and accumulated batches. Its ``forward`` returns the
+    summed loss (float32 scalar), the number of rows, words or windows that divides it, and the sums to log."""
 
     @staticmethod
     def logging_outputs_can_be_summed() -> bool:

@@ -153,7 +153,6 @@ class MultiTaskCriterion(LabeledCriterion):
         self.text_tasks, self.gold_weight = task.text_tasks, 1.0
 
     def forward(self, model: Any, sample: dict, reduce: bool = True) -> tuple[Tensor, int, dict[str, Any]]:
-        """Return the summed loss (float32 scalar), the number of rows, and the sums to log."""
         logits, num_rows = model(**sample["net_input"]), sample["nsentences"]
         log = {"ntokens": sample["ntokens"], "nsentences": num_rows, "sample_size": num_rows}
         losses = []

@@ -271,7 +271,6 @@ class SquadCriterion(LabeledCriterion):
     """
 
     def forward(self, model, sample: dict, reduce: bool = True) -> tuple[Tensor, int, dict[str, Any]]:
-        """Return the summed loss (float32 scalar), the number of windows, and the sums to log."""
         output: SpanOutput = model(**sample["net_input"])
         starts, ends = sample["net_input"]["span_targets"]  # [B]
         start_loss = cross_entropy(output.start_logits, starts, reduction="sum")

@@ -214,7 +214,6 @@ class TextClassificationCriterion(LabeledCriterion):
         self.gold_weight = 1.0
 
     def forward(self, model: Any, sample: dict, reduce: bool = True) -> tuple[Tensor, int, dict[str, Any]]:
-        """Return the summed loss (float32 scalar), the number of rows, and the sums to log."""
         logits, _ = model(**sample["net_input"], classification_head_name=TEXT_HEAD)
         logits = logits.float()  # [B, outputs]
         loss = text_loss(self.kind, logits, sample, self.deviation, self.gold_weight)

@@ -233,7 +233,6 @@ class SequenceTaggingCriterion(LabeledCriterion):
         self.columns, self.label_smoothing = task.columns, label_smoothing
 
     def forward(self, model, sample: dict, reduce: bool = True) -> tuple[Tensor, int, dict[str, Any]]:
-        """Return the summed loss (float32 scalar), the number of words, and the sums to log."""
         output: WordOutput = model(**sample["net_input"])
         smoothing = self.label_smoothing if model.training else 0.0
         # What each head is compared with: of several columns those of its own sentences.
@@ -294,7 +293,6 @@ class DependencyParsingCriterion(LabeledCriterion):
         self.register_buffer("plain_relations", torch.tensor([names.index(name) for name in names]), persistent=False)
 
     def forward(self, model: Any, sample: dict, reduce: bool = True) -> tuple[Tensor, int, dict[str, Any]]:
-        """Return the summed loss (float32 scalar), the number of words, and the sums to log."""
         output: WordOutput = model(**sample["net_input"])
         scores = output.logits[TREES].flatten(2)  # [B,W,(1+W)R]
         target = sample["target"]
