@@ -66,19 +66,17 @@ class LabeledTask(CorpusTask):
         global_batch = batches_per_update * batch_size
         if hasattr(dataset, "whole_updates"):  # the mixture of several tasks
             self.check_update_freq()
-            return self.arrange(dataset, dataset.whole_updates(global_batch), global_batch)
-        return self.arrange(dataset, super().order_of_epoch(dataset, batches_per_update, batch_size), global_batch)
-
-    def check_update_freq(self) -> None:
-        if len(set(self.cfg.update_freq)) > 1:
-            raise UserError(f"--update-freq {self.cfg.update_freq}: all updates have the same size: give one number")
-
-    def arrange(self, dataset: Any, indices: np.ndarray, global_batch: int) -> np.ndarray:
-        """Return the order of an epoch, with ``--similar-lengths`` in global batches of similar length."""
+            indices = dataset.whole_updates(global_batch)
+        else:
+            indices = super().order_of_epoch(dataset, batches_per_update, batch_size)
         if not self.cfg.similar_lengths:
             return indices
         generator = keyed_generator(Purpose.SIMILAR_LENGTHS, self.cfg.seed, dataset.epoch, 0)
         return similar_lengths(indices, dataset.sizes, global_batch, generator)
+
+    def check_update_freq(self) -> None:
+        if len(set(self.cfg.update_freq)) > 1:
+            raise UserError(f"--update-freq {self.cfg.update_freq}: all updates have the same size: give one number")
 
     def has_sharded_data(self, split: str) -> bool:
         return False  # several folders of data are several tasks, not the shards of one corpus
