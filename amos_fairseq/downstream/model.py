@@ -28,7 +28,7 @@ from amos_fairseq.models.pretraining import (
     same_shape,
 )
 from amos_fairseq.modules.deberta_encoder import DebertaEncoderConfig
-from amos_fairseq.modules.encoder import LayerOutputs, initialize, mark_layer_depths, mark_lr_scale, mark_undecayed
+from amos_fairseq.modules.encoder import initialize, mark_layer_depths, mark_lr_scale, mark_undecayed
 from amos_fairseq.modules.heads import ClassificationHead
 from amos_fairseq.modules.modern_encoder import ModernBertEncoderConfig
 from amos_fairseq.setting_checks import check_ranges
@@ -135,14 +135,10 @@ class FineTunedModel(BaseFairseqModel):
         Args:
             lengths: number of tokens of each sequence. The encoder then computes nothing at padding.
         """
-        return self.all_states(tokens, lengths)[-1]
-
-    def all_states(self, tokens: Tensor, lengths: Sequence[int] | None = None) -> LayerOutputs:
-        """Compute the input of the first layer and the output of every layer: [B,T] int64 -> 1 + layers tensors [B,T,D]."""
         padding_mask = self.padding_mask(tokens) if lengths is None else None
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.cfg.freeze_encoder):
             embeddings, types = self.embed_tokens(tokens), self.token_types(tokens)
-            return self.encoder(embeddings, padding_mask, token_types=types, with_input=True, lengths=lengths)
+            return self.encoder(embeddings, padding_mask, token_types=types, lengths=lengths)[-1]
 
     def padding_mask(self, tokens: Tensor) -> Tensor:
         return tokens.eq(self.vocabulary.pad)
