@@ -74,7 +74,7 @@ def test_every_head_reads_the_same_from_packed_texts(settings: dict, pooling: st
     if pooling == "first":
         spans, words = with_encoder(SpanModel, **settings), with_encoder(WordModel, **settings)
         spans.register_span_head("joint")
-        words.register_tagging_head("upos_labels", 3)
+        words.register_word_head("upos_labels", 3)
         mask = torch.arange(8).expand(2, -1) < torch.tensor(lengths)[:, None]
         calls += [(spans, {"answer_mask": mask, "span_targets": (torch.tensor([4, 1]), torch.tensor([5, 1]))})]
         calls += [(words, {"word_positions": torch.tensor([[1, 4, 6], [1, 3, 0]])})]

@@ -84,7 +84,7 @@ def write_run(
     if span_head:
         model.register_span_head(span_head)
     if labels:
-        model.register_tagging_head("upos_labels", labels)
+        model.register_word_head("upos_labels", labels)
     randomize(model)
     cfg = {"model": dataclasses.asdict(config) | {"_name": objective}, "task": {"mask_prob": 0.15} | (task or {})}
     task_state: dict[str, Any] = {

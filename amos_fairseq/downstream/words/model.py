@@ -103,6 +103,8 @@ class ParsingHead(nn.Module):
 
 @reads_heads(WORD_HEADS)
 class WordModel(FineTunedModel):
+    head_class: type[nn.Module] = TaggingHead
+
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
         self.refuse_pooling("labels of words")
@@ -117,15 +119,15 @@ class WordModel(FineTunedModel):
         head = self.word_heads[name]
         return ExportedHead("token_classification", head, head, "its head for labels of words")
 
-    def register_tagging_head(self, name: str, num_labels: int) -> None:
-        cfg = self.cfg
-        self.word_heads[name] = TaggingHead(cfg.encoder_embed_dim, num_labels, cfg.pooler_dropout, make_transform(cfg))
+    def register_word_head(self, name: str, num_labels: int) -> None:
+        cfg, head = self.cfg, self.head_class
+        self.word_heads[name] = head(cfg.encoder_embed_dim, num_labels, cfg.pooler_dropout, make_transform(cfg))
         self.initialize(self.word_heads[name])
 
     def register_heads_of(self, state_dict: dict[str, Tensor]) -> None:
         for key, value in state_dict.items():
             if match := re.fullmatch(r"word_heads\.(\w+)\.output\.weight", key):
-                self.register_tagging_head(match.group(1), num_labels=value.size(0))
+                self.register_word_head(match.group(1), num_labels=value.size(0))
 
     def register_cross_views(self, views: Sequence[str], mask: int) -> None:
         """Add the auxiliary modules of all heads. ``mask``: the token ``<mask>``."""
@@ -167,16 +169,11 @@ class WordModel(FineTunedModel):
 
 @reads_heads(f"{WORD_HEADS}{TREES}.")
 class ParsingModel(WordModel):
+    head_class = ParsingHead
+
     def exported_head(self, name: str | None) -> ExportedHead | None:
         raise ValueError("dependency trees")
 
-    def register_parsing_head(self, num_relations: int) -> None:
-        cfg = self.cfg
-        self.word_heads[TREES] = ParsingHead(
-            cfg.encoder_embed_dim, num_relations, cfg.pooler_dropout, make_transform(cfg)
-        )
-        self.initialize(self.word_heads[TREES])
-
     def register_heads_of(self, state_dict: dict[str, Tensor]) -> None:
         if (weight := state_dict.get(f"{WORD_HEADS}{TREES}.relations.weight")) is not None:
-            self.register_parsing_head(num_relations=weight.size(0) // ParsingHead.HIDDEN)
+            self.register_word_head(TREES, weight.size(0) // ParsingHead.HIDDEN)

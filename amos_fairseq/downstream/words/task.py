@@ -114,7 +114,7 @@ class SequenceTaggingTask(LabeledTask):
 
     def add_head(self, model: WordModel) -> dict[str, HeadOutputs]:
         for head, column in self.columns.items():
-            model.register_tagging_head(head, len(column.labels))
+            model.register_word_head(head, len(column.labels))
         return {head: column.outputs for head, column in self.columns.items()}
 
     def build_model(self, cfg: Any, from_checkpoint: bool = False) -> WordModel:
@@ -204,8 +204,7 @@ class DependencyParsingTask(SequenceTaggingTask):
         return self.columns[TREES].labels
 
     def add_head(self, model: ParsingModel) -> dict[str, HeadOutputs]:
-        model.register_parsing_head(len(self.relations))
-        return {TREES: dataclasses.replace(self.columns[TREES].outputs, kind="trees")}
+        return {TREES: dataclasses.replace(super().add_head(model)[TREES], kind="trees")}
 
 
 @dataclass

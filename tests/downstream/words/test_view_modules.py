@@ -13,7 +13,7 @@ from transformers import BertModel
 
 from amos_fairseq.checkpoints.read import load_checkpoint
 from amos_fairseq.cli.main import main
-from amos_fairseq.downstream.words.model import ParsingModel, WordModel
+from amos_fairseq.downstream.words.model import TREES, ParsingModel, WordModel
 from amos_fairseq.downstream.words.views import (
     REMOVED,
     WordPlaces,
@@ -42,10 +42,7 @@ def fine_tuned(views: tuple[str, ...], layers: str = "all", **settings) -> WordM
     of_trees = "forward-forward" in views
     task = fine_tuning_task(ParsingModel if of_trees else WordModel)
     model = ElectraModel.build_model(ElectraConfig(**(ENCODER_SETTINGS | settings)), task)
-    if of_trees:
-        model.register_parsing_head(2)
-    else:
-        model.register_tagging_head("upos_labels", 3)
+    model.register_word_head(*((TREES, 2) if of_trees else ("upos_labels", 3)))
     model.register_cross_views(views, MASK)
     if layers == "all":
         model.cross_views.num_layers = len(model.encoder.layers)
