@@ -84,9 +84,8 @@ from amos_fairseq.setting_checks import as_flags
 from amos_fairseq.text.tokenization.word_pieces import merge_windows, windows_of
 from amos_fairseq.untrusted import read_json
 
-LabeledWords = tuple[
-    Sequence[str], Sequence[str], list[int]
-]  # words, labels, and predictions of those that are not cut
+# Words, labels, and predictions of those that are not cut.
+LabeledWords = tuple[Sequence[str], Sequence[str], list[int]]
 Window = tuple[int, dict[str, Tensor]]  # index of its first word, and what predict_words() reads
 # In the order of the table; labels that do not mark spans have only accuracy.
 SCORE_NAMES = {"f1": "span F1", "precision": "precision", "recall": "recall", "accuracy": "accuracy"}
