@@ -162,11 +162,6 @@ _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
-def task_name(has_impossible: bool) -> str:
-    """Return the name of a version in tables and folders: 2.0 has questions without an answer in its dev set."""
-    return "SQuAD2.0" if has_impossible else "SQuAD1.1"
-
-
 def words_of(text: str) -> list[str]:
     """Return the words between spaces, in lower case, without ASCII punctuation and articles: SQuAD's rule."""
     return _ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split()

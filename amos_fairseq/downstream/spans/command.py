@@ -24,7 +24,7 @@ from amos_fairseq.downstream.spans.dataset import (
     WindowLimits,
     window_of_most_context,
 )
-from amos_fairseq.downstream.spans.prepare import prepare_squad_inside, write_squad_split
+from amos_fairseq.downstream.spans.prepare import preparation, write_squad_split
 from amos_fairseq.downstream.spans.task import SpanCandidates
 from amos_fairseq.errors import UserError
 from amos_fairseq.experiments.benchmark import Benchmark, BenchmarkTask, Session, TaskRun, find_devices, session_from
@@ -39,9 +39,8 @@ from amos_fairseq.inputs.question_files import (
     evaluate,
     fitting_units,
     read_squad,
-    task_name,
 )
-from amos_fairseq.text.prepared_data import read_manifest
+from amos_fairseq.text.prepared_data import prepared_data, read_manifest
 
 RECIPE_TASK = "SQuAD"  # recipes do not distinguish the versions
 # The head of the paper (thesis section 5.2.4); TEAMS does not name its head, nor does the thesis for its BERT.
@@ -78,7 +77,7 @@ def main(arguments: argparse.Namespace) -> None:
         data = Path(arguments.data)
     else:
         with session.preparing() as tokenizer:
-            data = prepare_squad_inside(session.out, arguments.train, arguments.dev, tokenizer)
+            data = prepared_data(session.out, "squad", *preparation(arguments.train, arguments.dev, tokenizer))
     run_and_print(open_squad(session, data, settings))
 
 
@@ -107,7 +106,7 @@ def open_squad(session: Session, data: Path, settings: SquadSettings) -> "Squad"
     score_by = fitting_units(SquadSplit(data, "valid").texts)
     settings = dataclasses.replace(settings, windows=windows, score_by=score_by)
     session.checkpoint.check_tokenizer(data / "tokenizer")
-    name = task_name(manifest["splits"]["valid"]["impossible"] > 0)
+    name = "SQuAD2.0" if manifest["splits"]["valid"]["impossible"] else "SQuAD1.1"
     examples = SquadWindowDataset(SquadSplit(data, "train"), limits=windows, training=True)
     sha256 = content_sha256([manifest, dataclasses.asdict(settings)])
     notes = [f"{name}: {note}" for note in manifest["splits"]["valid"]["notes"]]

@@ -22,7 +22,6 @@ from amos_fairseq.text.prepared_data import (
     Write,
     description_of,
     fill_out,
-    prepared_data,
     save_tokenizer,
     say_first_example,
     write_manifest,
@@ -38,18 +37,13 @@ FITS = (EXACT, WIDER, LOST, MISPLACED) = ("exact", "wider", "lost", "misplaced")
 
 def run(arguments: argparse.Namespace) -> None:
     out, tokenizer = arguments.out, load_tokenizer(arguments.tokenizer)
-    description, write = _preparation(arguments.train, arguments.dev, tokenizer)
+    description, write = preparation(arguments.train, arguments.dev, tokenizer)
     if fill_out(out, description, MANIFEST, write):
         command = f"fairseq-train {shlex.quote(str(out))} --user-dir amos_fairseq --task squad ..."
         say(f"done: {command}; counts in {out}/{MANIFEST}")
 
 
-def prepare_squad_inside(out: Path, train: Path, dev: Path, tokenizer: Tokenizer) -> Path:
-    """Return what ``amos prepare squad`` makes of both files, inside of OUT of ``amos squad``."""
-    return prepared_data(out, "squad", *_preparation(train, dev, tokenizer))
-
-
-def _preparation(train: Path, dev: Path, tokenizer: Tokenizer) -> tuple[dict[str, Any], Write]:
+def preparation(train: Path, dev: Path, tokenizer: Tokenizer) -> tuple[dict[str, Any], Write]:
     """Return what determines the prepared data, and the function that fills an empty folder with them."""
     sources = {"train": train, "valid": dev}
     description = description_of(sources, tokenizer, {})
