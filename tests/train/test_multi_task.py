@@ -16,6 +16,7 @@ import amos_fairseq
 from amos_fairseq.checkpoints.read import load_checkpoint
 from amos_fairseq.cli.main import main
 from amos_fairseq.downstream.texts.command import read_text_data
+from amos_fairseq.downstream.texts.dataset import open_texts
 
 pytestmark = pytest.mark.slow
 
@@ -96,7 +97,7 @@ def assert_scores_are_those_of_heads(place, run):
     """The table of predictions of a task, row by row through its own head, and the scores of all tasks."""
     data, loaded = read_text_data(place / "data" / "RTE"), load_checkpoint(run)
     lines = [line.split("\t") for line in (run / "predictions.RTE.valid.tsv").read_text().splitlines()[1:]]
-    inputs = data.inputs("valid", 80, loaded.separator)
+    inputs = open_texts(data.directory, "valid", 80, loaded.separator)
     for number, (_, prediction, label, *_) in enumerate(lines):
         with torch.no_grad():
             logits, _ = loaded.model(inputs[number][None], classification_head_name="RTE")

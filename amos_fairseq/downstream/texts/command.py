@@ -18,12 +18,11 @@ from torch import Tensor
 from amos_fairseq.checkpoints.read import LoadedCheckpoint, load_checkpoint
 from amos_fairseq.downstream.texts.dataset import (
     UNKNOWN_CLASS,
-    ShortenedTexts,
     open_texts,
     read_targets,
     read_task_record,
 )
-from amos_fairseq.downstream.texts.labeling import PROBABILITY, label_table, predict_logits, spell_predictions
+from amos_fairseq.downstream.texts.labeling import PROBABILITY, as_json, label_table, name_predictions, predict_logits
 from amos_fairseq.downstream.texts.linear import MOST_ROWS, OUTPUT_LAYER, fit_head
 from amos_fairseq.downstream.texts.prepare import NAME, prepare_inside
 from amos_fairseq.downstream.texts.scores import (
@@ -134,16 +133,11 @@ class TextData:
         counts = []
         for split, facts in self.record["splits"].items():
             if not split.startswith("test"):
-                num_cut = max(self.inputs(split, max_positions, separator).num_cut for separator in separators)
+                num_cut = max(open_texts(self.directory, split, max_positions, each).num_cut for each in separators)
                 counts += [f"{num_cut:,} of {facts['rows']:,} in {split}"] if num_cut else []
         if counts:
             cut = f"rows of more than {max_positions} tokens are cut, of a pair the longer text first"
             yield f"{self.name}: {cut}: {', '.join(counts)}"
-
-    def inputs(self, split: str, max_positions: int, separator: int | None) -> ShortenedTexts:
-        """Return the inputs as training reads them, in the order of the file: LongTensors [L] of at most
-        ``max_positions`` tokens; ``separator``: value of ``--separator-token``."""
-        return open_texts(self.directory, split, max_positions, separator)
 
     def labels(self, split: str) -> np.ndarray:
         """Return class indices [N] int64, or the values of a regression [N] float64."""
@@ -182,7 +176,7 @@ class TextData:
         self, loaded: LoadedCheckpoint, split: str, max_positions: int, device: str, stop: threading.Event
     ) -> np.ndarray:
         """Return the outputs of a fine-tuned checkpoint for a split, as :func:`predict_logits` does."""
-        rows = self.inputs(split, max_positions, loaded.separator)
+        rows = open_texts(self.directory, split, max_positions, loaded.separator)
         head = self.record.get("head", self.name)  # of a test set without a task of its own
         return predict_logits(loaded, list(rows), device, stop, head)
 
@@ -192,8 +186,9 @@ class TextData:
         return list(map(json.loads, read_text(file, PREPARE_AGAIN).split("\n")[:-1] if file.is_file() else []))
 
     def spell(self, values: np.ndarray) -> list[str]:
-        """Return predictions or labels as cells of a table."""
-        return spell_predictions(self.kind, self.label_names, values)
+        """Return predictions or labels as cells of a table: names as they are, numbers and lists of names as JSON."""
+        names = name_predictions(self.kind, self.label_names, values)
+        return [name if isinstance(name, str) else as_json(name) for name in names]
 
 
 def read_text_data(directory: Path) -> TextData:
@@ -205,7 +200,6 @@ class TextBenchmark(Benchmark):
     """Tables of texts, with a model for each."""
 
     prepared: Mapping[str, TextData]
-    tasks: dict[str, BenchmarkTask]
 
     trained_as = "text_classification"
     id_column, dev_name = "index", "{split}"  # in files of predictions
@@ -298,20 +292,16 @@ class Classification(TextBenchmark):
         return self.prepared[NAME].kind
 
     @property
-    def label_column(self) -> str:
-        return self.prepared[NAME].record["label_column"]
-
-    @property
     def columns(self) -> dict[str, str]:
         calibration = ("ece_before", "ece") if self.kind == "classes" else ()
         return {score: HEADINGS[score] for score in (*SCORES[self.kind], *calibration)}
 
     @property
     def title(self) -> str:
-        return f"{self.label_column}, dev"
+        return f"{self.label(NAME)}, dev"
 
     def label(self, task: str) -> str:
-        return self.label_column
+        return self.prepared[task].record["label_column"]
 
     def notes(self, results: Sequence[RunResult], summaries: Summaries) -> Iterator[str]:
         if self.kind == "number":
@@ -323,7 +313,7 @@ class Classification(TextBenchmark):
 
     def fit(self, task: str, checkpoint: Path, device: str, stop: threading.Event) -> dict[str, Tensor]:
         data, loaded = self.prepared[task], load_checkpoint(checkpoint)
-        texts = list(data.inputs("train", self.max_positions, loaded.separator))
+        texts = list(open_texts(data.directory, "train", self.max_positions, loaded.separator))
         return fit_head(loaded, texts, data.labels("train"), data.kind, device, stop)
 
     def calibration(self, logits: np.ndarray, labels: np.ndarray) -> dict[str, float]:
@@ -358,7 +348,7 @@ class Classification(TextBenchmark):
                 scores, constant = data.score(predictions, labels) | ece, data.constant({split: ""})
                 write_text(loaded.file.parent / SCORES_OF_TEST, json.dumps(scores, indent=1) + "\n")
                 note = f"rows{error_in_words(data.main_score, scores, len(labels), self.unit)}"
-                tables.append(table_of_test(self.label_column, self.columns, scores, constant, note))
+                tables.append(table_of_test(self.label(NAME), self.columns, scores, constant, note))
             if data.kind != "number":
                 rows = scores_of_classes(predictions, labels, data.label_names)
                 tables.append(Table(f"{data.kind} of {name}", ["", "precision", "recall", "F1", "rows"], rows))

@@ -80,7 +80,8 @@ def join_texts(texts: list[FairseqDataset], bos: int, separator: int | None) -> 
 
 
 def open_texts(directory: Path, split: str, max_tokens: int, separator: int | None) -> "ShortenedTexts":
-    """Return the texts of a split as training reads them, in the order of the file."""
+    """Return the texts of a split as training reads them, in the order of the file: LongTensors [L] of at most ``max_tokens``.
+    ``separator``: value of ``--separator-token``."""
     inputs = [directory / name for name in ("input0", "input1") if (directory / name).is_dir()]
     texts = [open_lines(str(path / split), PREPARE_AGAIN) for path in inputs]
     return ShortenedTexts(join_texts(texts, Dictionary().bos(), separator), max_tokens)

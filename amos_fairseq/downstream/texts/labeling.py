@@ -45,11 +45,6 @@ def name_predictions(kind: str, labels: Sequence[str], values: np.ndarray) -> li
     return [[labels[index] for index in np.flatnonzero(row)] for row in values]
 
 
-def spell_predictions(kind: str, labels: Sequence[str], values: np.ndarray) -> list[str]:
-    """Return predictions or targets as cells of a table: names as they are, numbers and lists of names as JSON."""
-    return [name if isinstance(name, str) else as_json(name) for name in name_predictions(kind, labels, values)]
-
-
 def predict_logits(
     loaded: LoadedCheckpoint,
     sequences: Sequence[Tensor],

@@ -13,6 +13,7 @@ from amos_fairseq.checkpoints.read import load_checkpoint, read_state
 from amos_fairseq.downstream.model import TEXT_HEAD
 from amos_fairseq.downstream.prediction import batches
 from amos_fairseq.downstream.texts.command import read_text_data
+from amos_fairseq.downstream.texts.dataset import open_texts
 from amos_fairseq.downstream.texts.glue.command import open_glue
 from amos_fairseq.errors import UserError
 from amos_fairseq.experiments.benchmark import Stopped
@@ -30,7 +31,7 @@ def test_rows_are_those_of_fairseqs_task(data):
         theirs = SentencePredictionTask.setup_task(cfg).load_dataset("valid")
         prepared = read_text_data(data / task)
         items = (theirs[i] for i in range(len(theirs)))
-        rows = prepared.inputs("valid", 80, separator)
+        rows = open_texts(prepared.directory, "valid", 80, separator)
         for number, (label, item) in enumerate(zip(prepared.labels("valid"), items, strict=True)):
             row = rows[number]
             assert len(row) == rows.sizes[number]
@@ -59,7 +60,7 @@ def test_predictions_are_those_of_single_rows_through_the_model(data, tmp_path, 
         rows = [line.split("\t") for line in (directory / f"predictions.{split}.tsv").read_text().splitlines()]
         assert rows.pop(0) == ["index", "prediction", "label", *["probability"] * (task == "MNLI")]
         assert [row[0] for row in rows] == [str(i) for i in range(len(rows))]
-        inputs = prepared.inputs(split, 80, 2)  # the recipe's separators
+        inputs = open_texts(prepared.directory, split, 80, 2)  # the recipe's separators
         texts = [inputs[number] for number in range(len(inputs))]
         for row, text, label in zip(rows, texts, prepared.labels(split), strict=True):
             with torch.no_grad():

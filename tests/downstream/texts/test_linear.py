@@ -13,6 +13,7 @@ from synthetic_glue import open_table
 
 from amos_fairseq.checkpoints.read import load_checkpoint
 from amos_fairseq.downstream.model import TEXT_HEAD
+from amos_fairseq.downstream.texts.dataset import open_texts
 from amos_fairseq.downstream.texts.linear import INVERSE_PENALTY, linear_layer
 from amos_fairseq.downstream.texts.prepare import NAME
 from amos_fairseq.experiments.records import best_runs, read_results
@@ -81,7 +82,7 @@ def test_the_better_one_is_kept_and_predicts(start, fake_training, tmp_path):
     head, dev = loaded.model.classification_heads[TEXT_HEAD], benchmark.prepared[NAME]
 
     def states(split):
-        rows = dev.inputs(split, loaded.model.max_positions(), loaded.separator)
+        rows = open_texts(dev.directory, split, loaded.model.max_positions(), loaded.separator)
         with torch.no_grad():
             read = (loaded.model.extract_features(rows[index][None].long())[0, 0] for index in range(len(rows)))
             return torch.stack([torch.tanh(head.dense(state)) for state in read]).double().numpy()
