@@ -259,19 +259,12 @@ class Summary:
         return Path(self.checkpoint["file"]).parent
 
     @property
-    def num_updates(self) -> int:
-        return self.checkpoint["num_updates"]
-
-    @property
-    def from_scratch(self) -> bool:
-        return self.checkpoint["from_scratch"]
-
-    @property
     def weights(self) -> str:
         """What was fine-tuned: random weights have only the architecture of the checkpoint."""
-        if self.from_scratch:
+        if self.checkpoint["from_scratch"]:
             return "random weights"
-        return f"{self.num_updates:,} updates" if self.num_updates else "as imported"
+        updates = self.checkpoint["num_updates"]
+        return f"{updates:,} updates" if updates else "as imported"
 
 
 def read_summary(out: Path, name: str, command: str) -> Summary | None:

@@ -25,7 +25,6 @@ from amos_fairseq.downstream.texts.glue.tasks import (
     SCORED,
     TASKS,
     has_any_file,
-    holds_official_files,
     is_test,
     tasks_in,
 )
@@ -132,7 +131,7 @@ class GlueOptions:
 
 def main(arguments: argparse.Namespace) -> None:
     data = Path(arguments.data)
-    is_raw = holds_official_files(data)
+    is_raw = any(has_any_file(data, task) for task in TASKS.values())  # else what amos prepare glue wrote
     tasks = tasks_to_run(arguments.tasks, data, is_raw)
     if arguments.write_test and is_there(DIAGNOSTIC, data, is_raw):
         tasks.append(DIAGNOSTIC)
@@ -162,7 +161,8 @@ def open_glue(session: Session, folders: Mapping[str, Path], options: GlueOption
     """Read the prepared data ``folders``, by task, and everything that the options name; what cannot be used is refused before
     any training."""
     squad = read_summary(session.out, "squad", "amos squad")
-    if squad is not None and not has_weights(session, squad.checkpoint["sha256"], squad.from_scratch):
+    weights = {"sha256": session.checkpoint.sha256, "from_scratch": session.checkpoint.from_scratch}
+    if squad is not None and not weights.items() <= squad.checkpoint.items():
         squad = None
     prepared = {name: read_text_data(folder.resolve()) for name, folder in folders.items()}
     for data in prepared.values():
@@ -178,11 +178,6 @@ def open_glue(session: Session, folders: Mapping[str, Path], options: GlueOption
     if options.with_test and not any(map(has_test_set, prepared.values())):
         raise UserError(f"--write-test: there is no test set of {', '.join(prepared)}: prepare files with test.tsv")
     return glue
-
-
-def has_weights(session: Session, checkpoint_sha256: str, from_scratch: bool) -> bool:
-    """Return whether a result is of the weights of the session."""
-    return (checkpoint_sha256, from_scratch) == (session.checkpoint.sha256, session.checkpoint.from_scratch)
 
 
 @dataclass

@@ -139,11 +139,6 @@ def has_any_file(directory: Path, task: GlueTask) -> bool:
     return any(_candidates(directory, places) for places in task.files.values())
 
 
-def holds_official_files(data: Path) -> bool:
-    """Return whether ``data`` is the official download, and not what ``amos prepare glue`` wrote."""
-    return any(has_any_file(data, task) for task in TASKS.values())
-
-
 def find_files(directory: Path, task: GlueTask) -> dict[str, Path]:
     """Return the official file of each split, plain or compressed. A test file may be missing unless it is the only one."""
     files = {}
