@@ -5,7 +5,7 @@ import math
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from textwrap import shorten
@@ -16,7 +16,7 @@ import numpy as np
 from amos_fairseq.errors import UserError, printable
 from amos_fairseq.files import joined_sha256
 from amos_fairseq.inputs import LABEL_COLUMN, TEXT_COLUMN
-from amos_fairseq.inputs.files import files_of, ignore, print_what_was_read
+from amos_fairseq.inputs.files import OnRead, files_of, ignore, print_what_was_read
 from amos_fairseq.inputs.raw_words import is_blank
 from amos_fairseq.inputs.tables import TableFile, held_out, held_out_note, require_columns
 
@@ -297,7 +297,7 @@ def read_rows(
     header: bool = True,
     quotes: bool = True,
     id_columns: Sequence[str] = (),
-    on_read: Callable[[int], object] = ignore,
+    on_read: OnRead = ignore,
 ) -> LabeledRows:
     """Read all rows, also those without a text or label; ``texts`` and ``label`` are columns; of
     several columns the label of a row is the list of their values.
@@ -368,7 +368,8 @@ def notes_on_scored(train: LabeledRows, rows: LabeledRows, name: str, space: Lab
         yield f"{rows.source}: {count}: the scores may be too high"
     if space.kind == "number":
         return
-    if unknown := [label for label in names_in(rows, space.kind) if label not in space.names]:
+    labels = rows.labels if space.kind == "classes" else [name for names in rows.labels for name in names]
+    if unknown := [label for label in labels if label not in space.names]:
         if len(unknown) == len(rows) and space.kind == "classes":
             known = f"{listed(unknown)}, but those of training {listed(space.names)}"
             raise UserError(f"{rows.source}: its labels are {known}: write both alike")
@@ -376,8 +377,3 @@ def notes_on_scored(train: LabeledRows, rows: LabeledRows, name: str, space: Lab
         if space.kind == "labels":
             counted, treated = f"{len(set(unknown)):,} {name} labels", "not counted"
         yield f"{rows.source}: {counted} that no training row has are {treated}: {listed(unknown)}"
-
-
-def names_in(rows: LabeledRows, kind: str) -> list[str]:
-    """Return the labels of all rows, one after the other; they are names."""
-    return rows.labels if kind == "classes" else [name for names in rows.labels for name in names]

@@ -4,7 +4,7 @@ import argparse
 import dataclasses
 import functools
 import shlex
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from amos_fairseq.downstream.texts.glue.tasks import (
 )
 from amos_fairseq.downstream.texts.prepare import write_task
 from amos_fairseq.errors import UserError
-from amos_fairseq.inputs.files import print_what_was_read
+from amos_fairseq.inputs.files import OnRead, ignore, print_what_was_read
 from amos_fairseq.inputs.rows import TASK_FILE, LabeledRows, LabelSpace, number_of, read_rows
 from amos_fairseq.output.terminal import progress_bar, say
 from amos_fairseq.text.encoding import describe_unknown
@@ -32,7 +32,6 @@ from amos_fairseq.text.tokenization.tokenizer import Tokenizer
 ID_COLUMNS = ("index", "id")  # what the leaderboard calls a row
 # Readers of QQP count its broken lines differently; a rebuilt or truncated file differs by more.
 ROWS_TOLERANCE = 0.001
-OnRead = Callable[[int], object]
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -55,7 +54,7 @@ def prepare_glue_inside(out: Path, glue: Path, name: str, tokenizer: Tokenizer) 
     return prepared_data(out, name, preparation.description, preparation.write)
 
 
-def read_split(path: Path, task: GlueTask, split: str, on_read: OnRead = lambda size: None) -> LabeledRows:
+def read_split(path: Path, task: GlueTask, split: str, on_read: OnRead = ignore) -> LabeledRows:
     """Read every row of an official file, in order, also those without a text; lines with more or fewer columns are counted.
     Quotes are ordinary characters, also in QQP, which was written with those of CSV: Hugging Face's processors read it so."""
     has_header = task.has_header(split)
