@@ -273,18 +273,13 @@ def _hyperparameters(values: Mapping[str, Any], where: str) -> Hyperparameters:
     settings["adam_betas"] = tuple(settings["adam_betas"])
     hyperparameters = Hyperparameters(**settings)
     try:
-        check_hyperparameters(hyperparameters)
+        check_ranges(hyperparameters, Hyperparameters)
     except UserError as error:
         raise UserError(f"{where}: {error}") from error
-    return hyperparameters
-
-
-def check_hyperparameters(values: Any) -> None:
-    """Raise :class:`UserError` for an attribute that is out of range; the message names its flag."""
-    check_ranges(values, Hyperparameters)
     for name, choices in CHOICES.items():
-        if (value := getattr(values, name, choices[0])) not in choices:
-            raise UserError(f"{name} {value} must be {' or '.join(map(str, choices))}")
+        if (value := settings[name]) not in choices:
+            raise UserError(f"{where}: {name} {value} must be {' or '.join(map(str, choices))}")
+    return hyperparameters
 
 
 def _with_numbers(value: Any, width: int) -> Any:
