@@ -123,15 +123,6 @@ class Session:
     keep_checkpoints: bool
 
     @property
-    def origin(self) -> dict[str, Any]:
-        """What determines the results of all runs, besides task, seed and hyperparameters."""
-        return {
-            "checkpoint_sha256": self.checkpoint.sha256,
-            "from_scratch": self.checkpoint.from_scratch,
-            "precision": self.precision,
-        }
-
-    @property
     def row_name(self) -> str:
         start = self.checkpoint
         if start.source and not start.from_scratch:
@@ -255,7 +246,6 @@ class TaskRun:
 def trial_name(hyperparameters: Hyperparameters, trials: Sequence[Hyperparameters]) -> str:
     """Return the values in which the trials that are trained differ, such as ``epochs3-lr2e-05``; or "linear"."""
     if hyperparameters.linear:
-@dataclass
         return LINEAR
     all_values = [trial.as_dict() for trial in trials if not trial.linear]
     return "-".join(
@@ -265,6 +255,7 @@ def trial_name(hyperparameters: Hyperparameters, trials: Sequence[Hyperparameter
     )
 
 
+@dataclass
 class Benchmark(ABC):
     """A set of tasks on which one checkpoint is fine-tuned, and the table of their scores.
 
@@ -324,12 +315,14 @@ class Benchmark(ABC):
     def plan(self) -> list[TaskRun]:
         """Return every run of all tasks; seeds vary fastest, then trials."""
         session, runs = self.session, []
-        start = None if session.checkpoint.from_scratch else session.checkpoint.file
+        sha256, from_scratch = session.checkpoint.sha256, session.checkpoint.from_scratch
+        start = None if from_scratch else session.checkpoint.file
+        of_all = {"checkpoint_sha256": sha256, "from_scratch": from_scratch, "precision": session.precision}
         for task in self.tasks.values():
             data = {"task": task.name, "data_sha256": task.data_sha256, "rows": task.num_examples}
             for trial in task.trials:
                 for seed in session.seeds[: 1 if trial.linear else None]:  # the fit is deterministic
-                    settings = session.origin | data | self.more_settings(task.name, seed)
+                    settings = of_all | data | self.more_settings(task.name, seed)
                     settings["hyperparameters"] = trial.as_dict()
                     folder = session.out / "runs" / task.name / content_sha256(settings)[:IDENTITY_DIGITS]
                     name = trial_name(trial, task.trials)
