@@ -130,7 +130,9 @@ class _CpuAttention(Function):
         needs_weights = any(ctx.needs_input_grad)
         all_weights = []
         out = heads.new_empty(B, T, H, d)
-        ctx.groups = sequence_groups(B, H * T * T * heads.element_size())
+        # Sequences whose scores fit into the caches of all threads, one at least.
+        size = max(1, GROUP_BYTES * torch.get_num_threads() // (H * T * T * heads.element_size()))
+        ctx.groups = [slice(start, start + size) for start in range(0, B, size)]
         for group in ctx.groups:
             scores = query[group] @ key[group].transpose(-2, -1)  # [n,H,T,T]
             if learned_bias is not None:
@@ -178,9 +180,3 @@ class _CpuAttention(Function):
             for part in (grad_query, grad_key):
                 part.copy_(rotate(part, ctx.rotation.inverse))
         return grad_heads, None if grad_learned is None else grad_learned.to(ctx.learned_dtype), None, None, None
-
-
-def sequence_groups(num_sequences: int, bytes_per_sequence: int) -> list[slice]:
-    """Return slices of the sequences whose scores fit into the caches of all threads, with at least one sequence each."""
-    size = max(1, GROUP_BYTES * torch.get_num_threads() // bytes_per_sequence)
-    return [slice(start, start + size) for start in range(0, num_sequences, size)]

@@ -172,14 +172,7 @@ def cross_entropy(hidden: Tensor, weight: Tensor, bias: Tensor, targets: Tensor,
     """Compute ``linear_cross_entropy`` with the implementation of ``kernels``."""
     if kernels == "reference":
         return linear_cross_entropy(hidden, weight, bias, targets)
-    return chunked_cross_entropy(hidden, weight, bias, targets, runs_in_triton(kernels, hidden.device))
-
-
-def chunked_cross_entropy(
-    hidden: Tensor, weight: Tensor, bias: Tensor, targets: Tensor, with_triton: bool = False
-) -> tuple[Tensor, Tensor]:
-    """Call ``output_layer`` with the arguments and results of ``linear_cross_entropy``: one depth, any leading shape."""
-    positions = hidden.flatten(0, -2).unsqueeze(0)
+    positions, with_triton = hidden.flatten(0, -2).unsqueeze(0), runs_in_triton(kernels, hidden.device)
     result = output_layer(positions, weight, bias.unsqueeze(0), targets.flatten(), with_triton=with_triton)
     return result.nll.view_as(targets), result.correct.view_as(targets)
 
@@ -223,7 +216,8 @@ class _OutputLayer(Function):
         sampler: Sampler | None,
     ) -> tuple[Tensor, ...]:
         parts, cache = [], []
-        caches = any(ctx.needs_input_grad) and can_be_cached(hidden, weight)
+        fits = hidden.device.type == "cpu" and 4 * hidden[..., 0].numel() * len(weight) <= CPU_CACHE_BYTES
+        caches = fits and any(ctx.needs_input_grad)
         for chunk in logit_chunks(hidden, weight):
             logits = chunk_logits(hidden[:, chunk], weight, biases)  # [K,n,V]
             target_logits = logits.gather(-1, target_index(targets[chunk], len(hidden))).squeeze(-1)
@@ -261,10 +255,6 @@ class _OutputLayer(Function):
             grad_hidden[:, chunk] = (rounded @ weight).unflatten(0, (len(hidden), -1))
             add_product(grad_weight, rounded.T, hidden[:, chunk].flatten(0, 1))
         return grad_hidden, grad_weight.to(weight.dtype), grad_biases.to(biases.dtype), None, None, None
-
-
-def can_be_cached(hidden: Tensor, weight: Tensor) -> bool:
-    return hidden.device.type == "cpu" and 4 * hidden[..., 0].numel() * len(weight) <= CPU_CACHE_BYTES
 
 
 def logit_chunks(hidden: Tensor, weight: Tensor) -> Iterator[slice]:

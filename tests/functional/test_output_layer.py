@@ -10,7 +10,6 @@ from torch.nn.functional import cross_entropy, one_hot
 from amos_fairseq.functional import output_layer as module
 from amos_fairseq.functional.logit_chunks import CHUNK_BYTES_ELSEWHERE, NEVER_SAMPLED_LOGIT, chunks
 from amos_fairseq.functional.output_layer import (
-    chunked_cross_entropy,
     copy_cross_entropy,
     linear_cross_entropy,
     output_layer,
@@ -119,8 +118,8 @@ def test_float32_matches_the_reference_for_any_leading_shape() -> None:
     targets[::2] = (hidden[0] @ weight.T + biases[0]).argmax(-1)[::2]
     leaves = [hidden, weight, biases]
     got, expected = (
-        cross_entropy(hidden[0, :12].view(3, 4, E), weight, biases[0], targets[:12].view(3, 4))
-        for cross_entropy in (chunked_cross_entropy, linear_cross_entropy)
+        module.cross_entropy(hidden[0, :12].view(3, 4, E), weight, biases[0], targets[:12].view(3, 4), kernels)
+        for kernels in ("fast", "reference")
     )
     assert got[0].shape == got[1].shape == (3, 4)
     assert torch.equal(got[1], expected[1])
