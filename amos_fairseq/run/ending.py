@@ -46,7 +46,6 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from amos_fairseq.checkpoint_files import describe_other_weights
-from amos_fairseq.compat.patching import running_scripts
 from amos_fairseq.errors import EXIT_CODES, INTERRUPTED, REQUEUE, UserError, handle_signals, handled_signals, one_line
 from amos_fairseq.files import NO_ROOM
 from amos_fairseq.run.hook import Hook
@@ -125,13 +124,8 @@ def exit_on_mistake() -> Iterator[None]:
         raise SystemExit(code) from None
 
 
-def install_exception_hook() -> None:
-    """Report mistakes that end fairseq's scripts. Other programs keep their own hook."""
-    if running_scripts():
-        sys.excepthook = _exception_hook
-
-
-def _exception_hook(error_class: type, error: BaseException, traceback: TracebackType | None) -> None:
+def exception_hook(error_class: type, error: BaseException, traceback: TracebackType | None) -> None:
+    """Report a mistake that ends one of fairseq's scripts."""
     with contextlib.suppress(Exception):
         if (code := report(error)) is not None:
             raise SystemExit(code)

@@ -141,7 +141,10 @@ class GraphedUpdates:
         joined, layout = self.graph.replay()
         trainer.set_num_updates(trainer.get_num_updates() + 1)
         if trainer.cuda_env is not None:  # the hook Memory says when
-            log_free_memory(trainer)
+            used = torch.cuda.max_memory_reserved() / 2**30  # not allocated: the memory of a graph is only reserved
+            torch.cuda.reset_peak_memory_stats()
+            free = trainer.cuda_env.total_memory_in_GB - used
+            metrics.log_scalar("gb_free", free, priority=1500, round=1, weight=0)
         output, norm = device_reads.split([device_reads.fetch(tensor) for tensor in joined], layout)
         logged = trainer._reduce_and_log_stats([output], float(sample["num_masked"]), norm)
         metrics.log_stop_time("train_wall")
@@ -186,10 +189,3 @@ class GraphedUpdates:
         norm = trainer.optimizer.clip_grad_norm(trainer.cfg.optimization.clip_norm)
         trainer.optimizer.step()
         return device_reads.join((output, norm))
-
-
-def log_free_memory(trainer: Trainer) -> None:
-    """Log what fairseq's ``train_step`` logs, from the memory that PyTorch has reserved: that of a graph is not allocated."""
-    used = torch.cuda.max_memory_reserved() / 2**30
-    torch.cuda.reset_peak_memory_stats()
-    metrics.log_scalar("gb_free", trainer.cuda_env.total_memory_in_GB - used, priority=1500, round=1, weight=0)

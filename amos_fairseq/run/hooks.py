@@ -26,7 +26,7 @@ from torch.multiprocessing.spawn import ProcessExitedException
 from torch.utils.data._utils import signal_handling
 
 from amos_fairseq.compat import device_reads, distribution, mixed_precision, patching
-from amos_fairseq.compat.patching import Patch, Script
+from amos_fairseq.compat.patching import Patch, Script, running_scripts
 from amos_fairseq.errors import UserError, report_user_errors
 from amos_fairseq.run import ending, schedule
 from amos_fairseq.run.ending import SaveSettings, Signals
@@ -304,5 +304,6 @@ REPLACED = (
 
 def apply() -> None:
     """Replace fairseq's functions. Called once, after those of ``compat``."""
-    ending.install_exception_hook()
+    if running_scripts():  # other programs keep their own hook
+        sys.excepthook = ending.exception_hook
     patching.apply_patches(REPLACED)
