@@ -288,7 +288,10 @@ def write_recipes(args: Adaptation, out: Path) -> None:
     if reason := why_impossible(objective, generator, start):
         raise UserError(f"{args.model}: {reason}")
     check_settings(args.settings, objective)
-    model = settings_of_model(objective, generator, start)
+    if objective == MLM or generator:
+        model = {name: start.model[name] for name in OF_ENCODER}
+    else:  # a run with its own generator
+        model = {name: value for name, value in start.model.items() if name not in ("_name", "max_update")}
     files = [generator_file(source, start, out, number) for number, source in enumerate(generator, start=1)]
     if files:
         model["generator_checkpoint"] = ":".join(map(str, files))
@@ -318,13 +321,6 @@ def why_impossible(objective: str, generator: list[str], start: Start) -> str | 
         advice = "give --generator PATH of an amos run or of several checkpoints, or --objective electra"
         return f"a mixture needs MLM heads at several depths: {advice}"
     return None
-
-
-def settings_of_model(objective: str, generator: list[str], start: Start) -> dict[str, Any]:
-    """Return the settings of the encoder; of a run with its own generator all settings."""
-    if objective == MLM or generator:
-        return {name: start.model[name] for name in OF_ENCODER}
-    return {name: value for name, value in start.model.items() if name not in ("_name", "max_update")}
 
 
 def generator_file(source: str, start: Start, out: Path, number: int) -> Path:

@@ -17,6 +17,7 @@ OUT/adapt.yaml is a recipe for amos train, for example to go on with several GPU
 """
 # 20,000 tokens or more where a tenth of the text has them, at 4 to 12 bytes a token; what is validated takes a minute of a CPU.
 HELD_OUT = ("--valid-share", "0.1", "--valid-megabytes", "0.25")
+AS_GIVEN = ("document", "text_column", "updates", "minutes", "length", "batch_size")  # fields of an Adaptation
 
 
 def add_parser(subparsers: Any) -> None:
@@ -61,18 +62,13 @@ def run(arguments: argparse.Namespace) -> None:
     adaptation = Adaptation(
         model=model,
         texts=[str(text.absolute()) for text in arguments.text],
-        document=arguments.document,
-        text_column=arguments.text_column,
         objective=arguments.objective or "",
         generator=generators,
         tokenizer=str(arguments.tokenizer.absolute()) if arguments.tokenizer else "",
-        updates=arguments.updates,
-        minutes=arguments.minutes,
-        length=arguments.length,
-        batch_size=arguments.batch_size,
         settings=settings,
         model_sha256=weights_sha256([model]),
         generator_sha256=weights_sha256([each for each in generators if each not in (NEW, SELF)]),
+        **{name: getattr(arguments, name) for name in AS_GIVEN},
     )
     out = arguments.out.absolute()
     # What OUT has already may be gone elsewhere.
