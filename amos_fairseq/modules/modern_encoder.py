@@ -186,7 +186,6 @@ class ModernBertEncoder(TransformerEncoder):
         self.final_norm = layer_norm(shape.width, shape)  # it runs where a head reads a layer
 
     def new_layer(self, number: int) -> ModernBertLayer:
-        """Return a new layer like the layer ``number``, counted from 1, which decides whether its attention is local."""
         return ModernBertLayer(self.shape, number)
 
     def share_embeddings(self, other: "ModernBertEncoder") -> None:
