@@ -103,7 +103,7 @@ def exported(place: Path, out: str):
 def test_classes(place, classes, tmp_path):
     printed = (classes / "classification.md").read_text()
     assert "3 classes (is blue!, is grey!, is red!), inferred" in printed
-    assert "dev: 9 rows of classes.tsv, chosen at random (seed 1); 81 rows train" in printed
+    assert "dev: 18 rows of classes.tsv, chosen at random (seed 1); 72 rows train" in printed
     assert re.search(r"synthetic .*\n.*most frequent class ", printed)
     rows = read_tsv(run_of(classes, "classification") / "predictions.dev.tsv")
     found, gold = ([row[name] for row in rows] for name in ("prediction", "label"))
@@ -247,8 +247,8 @@ def test_options_for_few_labels(place, tmp_path):
     printed = (place / "few" / "classification.md").read_text()
     assert all(option in printed for option in ("epochs 1", "min_updates 100", "pooling mean"))
     log = (run_of(place / "few", "classification") / "train.log").read_text()
-    # 10 epochs of 81 rows, the smallest number with 100 updates, are one epoch of the recipe: one score on dev.
-    assert "num_updates 110 " in log
+    # 12 epochs of 72 rows, the smallest number with 100 updates, are one epoch of the recipe: one score on dev.
+    assert "num_updates 108 " in log
     assert log.count("| valid |") == log.count("Saved checkpoint") == 1
     assert summary(place, "few")["accuracy"] > 80
     rows = read_tsv(run_of(place / "few", "classification") / "predictions.dev.tsv")
