@@ -131,7 +131,7 @@ def adapt(args: Adaptation, out: Path, prepare: Callable[[Path, Path], None]) ->
 
 
 def is_finished(run: Path, cfg: DictConfig) -> bool:
-    """Return whether the run has all its updates; one in minutes says so itself. Refuse one that began with other weights."""
+    """Return whether the run has all its updates or has used its minutes. Refuse one that began with other weights."""
     file, start = run / LAST, cfg.task.started_from
     try:
         header = read_header(str(file)) if file.is_file() else None
@@ -141,7 +141,9 @@ def is_finished(run: Path, cfg: DictConfig) -> bool:
         return False
     if start and settings_in(header, "task").get("started_from") != start:
         raise UserError(f"{file} is of another run, which did not begin with MODEL: move it away, or {OTHER_OUT}")
-    return not cfg.lr_scheduler.minutes and num_updates_of(str(file), header) >= cfg.optimization.max_update
+    if minutes := cfg.lr_scheduler.minutes:
+        return header["optimizer_history"][-1]["lr_scheduler_state"].get("ended_minutes") == minutes
+    return num_updates_of(str(file), header) >= cfg.optimization.max_update
 
 
 def encode_text(args: Adaptation, out: Path, cfg: DictConfig, prepare: Callable[[Path, Path], None]) -> None:

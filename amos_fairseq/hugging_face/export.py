@@ -7,6 +7,7 @@ import dataclasses
 import html
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -184,13 +185,20 @@ def write_card(
         loaded=loaded,
         sha256=file_sha256(loaded.file),
         result=result,
-        on_test={score: on_test[score] for score in result.scores if score in on_test} if result else {},
+        scores=shown_scores(result.scores) if result else {},
+        on_test=shown_scores({score: on_test[score] for score in result.scores if score in on_test}) if result else {},
         num_runs=len([*loaded.file.parent.parent.parent.glob(f"*/seed*/{RESULT_FILE}")]),
         # The model whose weights the run started from; empty without one.
         started_from=loaded.imported_from or imported_by(loaded.parent) or "/".join(Path(loaded.parent).parts[-2:]),
         agreement=agreement,
     )
     card.save(folder / "README.md")
+
+
+def shown_scores(scores: Mapping[str, float]) -> dict[str, float]:
+    """Return the scores of a model, without what was fitted and standard errors, by readable names."""
+    names = [name for name in scores if not name.endswith(("_error", "_before", "temperature"))]
+    return {name.replace("_", " ").replace("f1", "F1").replace("ece", "ECE"): scores[name] for name in names}
 
 
 def escape_markup(text: str) -> str:

@@ -220,12 +220,14 @@ def fine_tuned_part(loaded: LoadedCheckpoint, task: str | None) -> Part:
     head, settings = Head[exported.kind.upper()], exported.settings
     if name is not None:
         number = model.heads[name].num_outputs
-        labels = loaded.heads[name].labels or [f"LABEL_{index}" for index in range(number)]
+        outputs = loaded.heads[name]
+        labels = outputs.labels or [f"LABEL_{index}" for index in range(number)]
+        if outputs.kind == "number" and outputs.name:
+            labels = [outputs.name]
         settings = settings | {"num_labels": number} | _named_classes(labels)
     if head == Head.SEQUENCE_CLASSIFICATION:
         settings["problem_type"] = _PROBLEM_TYPES[loaded.heads[name].kind]
     elif head == Head.TOKEN_CLASSIFICATION and isinstance(loaded.tokenizer, FastTokenizer):  # others have no offsets
-        outputs = loaded.heads[name]
         words = {"kind": outputs.kind, "raw_text": outputs.raw_text, "signs": outputs.signs}
         settings |= {"words": words | {"whole": sorted(outputs.whole)}, "custom_pipelines": custom_code.SPANS_PIPELINE}
     description = exported.description if task is None else f"the head of {task}"

@@ -127,6 +127,7 @@ class TimeBudget(Hook):
 
     def before_epoch(self, cfg: Any, trainer: Any) -> None:
         """Where a phase begins, an update becomes other work: its time no longer says how that of a validation has changed."""
+        self.completion_started = clock()  # of the validation before the first update that amos adapt makes
         iterator = getattr(trainer.task, "phase_iterator", None) if self.schedule is not None else None
         if iterator is not None and iterator.phase != self.schedule.update_phase:
             self.durations.clear()

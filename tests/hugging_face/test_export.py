@@ -92,8 +92,10 @@ def test_card_of_a_fine_tuned_model(tmp_path, monkeypatch):
     state = torch.load(run / "checkpoint_last.pt", weights_only=True)
     state["cfg"]["checkpoint"] = {"finetune_from_model": str(tmp_path / "before" / "checkpoint_last.pt")}
     torch.save(state, run / "checkpoint_last.pt")
-    scores = {"accuracy": 71.25, "macro_f1": 70.0}
-    result = SimpleNamespace(checkpoint="checkpoint_last.pt", scores=scores, settings={"data_sha256": "0a1b"})
+    scores = {"accuracy": 71.25, "macro_f1": 70.0, "ece_before": 9.0, "temperature": 2.0}
+    settings = {"data_sha256": "0a1b", "rows": 1234, "hyperparameters": {"lr": 3e-4}, "precision": "bf16"}
+    result = SimpleNamespace(checkpoint="checkpoint_last.pt", scores=scores, settings=settings, epoch=3.0, seed=2)
+    result.notes, result.versions = ["label: 2 classes"], {"amos_fairseq": "0.1.0"}
     monkeypatch.setattr(export_module, "read_result", lambda folder: result)
     (run / "scores.test.json").write_text('{"accuracy": 69.0, "words": 12}')
     other = tmp_path / "task" / "linear" / "seed1"
@@ -102,9 +104,11 @@ def test_card_of_a_fine_tuned_model(tmp_path, monkeypatch):
         (folder / "result.json").touch()
     card = card_of(run, tmp_path / "out")
     for row in (
-        "| Scores on dev | accuracy 71.25, macro_f1 70; the best of 2 runs on the same data |",
+        "| Scores on dev | accuracy 71.25, macro F1 70; the best of 2 runs on the same data |",
         "| Scores on test | accuracy 69 |",
         "| sha256 of the data | 0a1b |",
+        "| Training | 1,234 examples, 3 epochs, peak rate 0.0003, seed 2, bf16, amos_fairseq 0.1.0 |",
+        "| Data | label: 2 classes |",
         "| Started from | before/checkpoint_last.pt |",
         r"| Labels | *a*, b\|c |",
         r"| Task | x\|&lt;script&gt;alert(1)&lt;/script&gt; |",

@@ -217,16 +217,18 @@ def test_a_gpu_that_emulates_bf16_does_not_support_it(major, expected, monkeypat
 
 
 @pytest.mark.parametrize(
-    ("machine", "has_onednn", "onednn_takes_bf16", "avx512_bf16", "amx", "expected"),
+    ("machine", "has_onednn", "onednn_takes_bf16", "avx512_bf16", "amx", "is_amd", "expected"),
     [
-        ("x86_64", True, True, False, False, False),  # AVX-512 without bfloat16: oneDNN converts
-        ("x86_64", True, True, True, False, False),  # slower than float32
-        ("x86_64", True, True, False, True, True),
-        ("aarch64", True, True, False, False, True),  # Neoverse V1
-        ("arm64", False, False, False, False, False),  # macOS
+        ("x86_64", True, True, False, False, True, False),  # AVX-512 without bfloat16: oneDNN converts
+        ("x86_64", True, True, True, False, False, False),  # slower than float32
+        ("x86_64", True, True, True, False, True, True),
+        ("x86_64", True, True, False, True, False, True),
+        ("aarch64", True, True, False, False, False, True),  # Neoverse V1
+        ("arm64", False, False, False, False, False, False),  # macOS
     ],
 )
-def test_processors(machine, has_onednn, onednn_takes_bf16, avx512_bf16, amx, expected, monkeypatch) -> None:
+def test_processors(machine, has_onednn, onednn_takes_bf16, avx512_bf16, amx, is_amd, expected, monkeypatch) -> None:
+    monkeypatch.setattr(precision, "is_from_amd", lambda: is_amd)
     monkeypatch.setattr(platform, "machine", lambda: machine)
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: has_onednn)
     monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: onednn_takes_bf16)
@@ -237,8 +239,10 @@ def test_processors(machine, has_onednn, onednn_takes_bf16, avx512_bf16, amx, ex
 
 @pytest.mark.skipif(platform.machine() != "x86_64" or not Path("/proc/cpuinfo").is_file(), reason="for Linux on x86")
 def test_this_processor_against_the_kernel() -> None:
-    flags = set(re.search(r"^flags\s*:(.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)[1].split())
-    assert supports_bf16(on_gpu=False) == ("amx_bf16" in flags)
+    info = Path("/proc/cpuinfo").read_text()
+    flags = set(re.search(r"^flags\s*:(.*)$", info, re.MULTILINE)[1].split())
+    of_amd = "avx512_bf16" in flags and re.search(r"^vendor_id\s*: AuthenticAMD$", info, re.MULTILINE) is not None
+    assert supports_bf16(on_gpu=False) == (of_amd or "amx_bf16" in flags)
 
 
 def test_all_gpus_are_asked_in_a_new_process(monkeypatch: pytest.MonkeyPatch) -> None:

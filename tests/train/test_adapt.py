@@ -316,4 +316,11 @@ def test_all_steps_and_the_same_command_again(models: Path, tmp_path: Path) -> N
     assert again.returncode == 0, again.stderr[-2000:]
     assert f"adapt: nothing to do: {out / 'run'} is finished" in again.stderr
     assert last.read_bytes() == before
+    # In minutes; the validation of MODEL before the first update once ended the run after one.
+    timed = ["--out", tmp_path / "timed", "--minutes", "0.2", "--batch-size", "4"]
+    done, again = (run_main(main, *command[:3], *timed) for _ in range(2))
+    updates, minutes = re.search(r"([\d,]+) updates in (\S+) of 0\.2 minutes", done.stdout).groups()
+    assert int(updates.replace(",", "")) > 5
+    assert 0.1 < float(minutes) < 0.25
+    assert f"adapt: nothing to do: {tmp_path / 'timed' / 'run'} is finished" in again.stderr
     assert torch.isfinite(trained["detection_head.output.weight"]).all()

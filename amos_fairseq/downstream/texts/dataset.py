@@ -42,7 +42,7 @@ def read_task_record(directory: Path) -> dict[str, Any]:
 def head_outputs(record: dict[str, Any]) -> HeadOutputs:
     """Return what the head of a task predicts, and how its table was read; ``record``: content of ``task.json``."""
     reading = {name: record[name] for name in ("text_columns", "header") if name in record}
-    return HeadOutputs(record["kind"], record["labels"], record["task"], **reading)
+    return HeadOutputs(record["kind"], record["labels"], record.get("label_column", record["task"]), **reading)
 
 
 def read_targets(directory: Path, split: str, record: dict[str, Any]) -> np.ndarray:
