@@ -129,7 +129,7 @@ def raw_texts(number: int) -> list[str]:
         {"kind": "words", "raw_text": True, "signs": "-", "whole": ["(3.5%)", "U.S."]},
     ],
 )
-def test_spans_of_raw_text_are_those_of_the_pipeline(kind, outputs, tmp_path, monkeypatch):
+def test_spans_of_raw_text_are_those_of_the_pipeline(kind, outputs, tmp_path, monkeypatch, modules_cache):
     """Of 150 texts, by a model of random values. With WordPiece the strategy "first" of transformers gives the same ones."""
     tokenizer = small_tokenizer_of_kind(tmp_path, kind)
     run = write_run(tmp_path / "run", tokenizer=tokenizer, labels=5, names=SPAN_LABELS, of_head=outputs)
