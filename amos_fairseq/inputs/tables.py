@@ -359,7 +359,11 @@ def held_out(
             dev += groups[group]
     if len(groups) < 10 or not dev:
         of_classes = "" if classes is None else f" of {len(sizes):,} classes"
-        advice = "exchange --text and --label" if classes and len(sizes) > len(groups) else "give --dev"
+        advice = "give --dev"
+        if classes and len(groups) >= 10 and len(sizes) in (1, len(groups)):  # all the same, or identifiers
+            advice = "give another --label"
+        elif classes and len(sizes) > len(groups):
+            advice = "exchange --text and --label"
         raise UserError(
             f"{source} has {len(groups)} different {what}{of_classes}, too few to choose dev {what}: {advice}"
         )

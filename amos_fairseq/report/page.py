@@ -176,7 +176,7 @@ def results_section(results: Sequence[tuple[Path, Summary]]) -> Section | None:
     for name, (_, summary) in zip(names, results, strict=True):
         row = f"{name} ({summary.save_dir.name}, {summary.weights})"
         by_benchmark.setdefault(summary.benchmark, {})[row] = summary
-    section = Section("results", "Fine-tuning results", "AMOS Table 1")
+    section = Section("results", "Fine-tuning results", "AMOS Table 1" if "glue" in by_benchmark else "")
     for benchmark, summaries in by_benchmark.items():
         section.tables.append(scores_table(benchmark, summaries))
         section.notes += [f"{row}: {note}" for row, summary in summaries.items() for note in summary.notes]

@@ -30,8 +30,9 @@ END_ID, UNKNOWN_ID, NUM_FAIRSEQ_SYMBOLS = 2, 3, 4
 COUNTS = ("documents", "paragraphs", "words", "bytes", "pieces", "tokens", "unknown")
 OTHER_CHECKPOINT = "a model does not see this share: start from a checkpoint with another tokenizer"
 BATCH_ROWS = 1000
-# A share of unknown pieces above this is a reason to warn, but not a handful of them: a tiny file has any share.
-LARGEST_SHARE, HANDFUL = 0.001, 5
+# A share of unknown pieces above these, in a corpus and in rows with labels, is a reason to warn, but not a handful of them: a
+# tiny file has any share.
+LARGEST_SHARE, LARGEST_SHARE_OF_LABELED, HANDFUL = 0.001, 0.01, 5
 LARGEST_LOSS = 0.03  # of the rows of a table
 # Applies a function to tasks, and yields the results in their order, as ``map`` does.
 Map = Callable[[Callable[[Any], Any], Iterable[Any]], Iterator[Any]]
@@ -208,7 +209,8 @@ def unknown_pieces(number: int, pieces: int) -> dict[str, float]:
 def describe_unknown(facts: Mapping[str, Any], advice: str = OTHER_CHECKPOINT) -> str:
     """Return a text about the :func:`unknown_pieces` of ``facts``, with ``advice`` if these are many."""
     text = f"{facts['unknown_share']:.3%} of the pieces unknown ({facts['unknown']:,})"
-    are_many = facts["unknown"] > HANDFUL and facts["unknown_share"] > LARGEST_SHARE
+    largest = LARGEST_SHARE_OF_LABELED if advice == OTHER_CHECKPOINT else LARGEST_SHARE
+    are_many = facts["unknown"] > HANDFUL and facts["unknown_share"] > largest
     return f"{text}: WARNING: {advice}" if are_many else text
 
 

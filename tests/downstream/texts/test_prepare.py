@@ -126,7 +126,7 @@ def test_dev_rows_keep_the_shares_of_classes():
     many = LabeledRows("t.tsv", "", [""] * 100, [(str(n),) for n in range(100)], [str(n // 2) for n in range(100)])
     train, dev = split_off_dev(many, "classes")
     assert (len(dev), len(set(train.labels))) == (20, 50)
-    with pytest.raises(UserError, match="has 100 different texts of 100 classes, too few"):
+    with pytest.raises(UserError, match="of 100 classes, too few to choose dev texts: give another --label"):
         split_off_dev(dataclasses.replace(many, labels=[str(n) for n in range(100)]), "classes")
     _, dev = split_off_dev(many, "number")  # without regard to labels
     assert [int(text) for (text,) in dev.texts] == sorted(np.random.default_rng(1).permutation(100)[:20])
