@@ -10,6 +10,7 @@ from pathlib import Path
 from amos_fairseq.errors import INTERRUPTED, UserError, explain_os_errors
 from amos_fairseq.experiments.benchmark import Benchmark, Session, Stopped, counted
 from amos_fairseq.experiments.records import (
+    ERROR,
     LINEAR,
     NO_CONSTANTS,
     ConstantScores,
@@ -25,7 +26,6 @@ from amos_fairseq.output.terminal import Table
 
 MOST_PRINTED = 20  # rows of a table about the best runs; the file has all
 CORRELATIONS = ("matthews", "spearman", "pearson")
-ERROR = "_error"  # ends the name of a score that is the standard error of another
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,9 @@ def common_notes(
         yield "random weights: only the architecture of the checkpoint, none of its weights"
     for task, summary in summaries.items():
         if summary.trial == LINEAR:
-            yield f"{labels[task]}: the linear model is best on dev: it is what is kept, predicts and is exported"
+            yield f"{labels[task]}: the linear model is better by two standard errors: it is kept, predicts and is exported"
+        elif LINEAR in summary.beside and summary.beside[LINEAR][summary.main_score].median > summary.main.median:
+            yield f"{labels[task]}: the linear model is not better by two standard errors: the trained one is kept"
         elif summary.num_trials > 1:
             yield (
                 f"{labels[task]}: {summary.trial}, selected from {summary.num_trials} combinations by the highest median "
@@ -192,18 +194,21 @@ def ratio_error(parts: Sequence[float], wholes: Sequence[float]) -> float:
     return 100 * math.sqrt(count / (count - 1) * float(squares)) / float(whole)
 
 
+def standard_error(score: str, value: float, num_scored: int) -> float:
+    """Return that of a share of right examples, sqrt(p (1 - p) / n), or of a correlation, (1 - r^2) / sqrt(n), in percent; 0
+    for other kinds of scores, and for perfect ones."""
+    share = min(max(value / 100, -1.0), 1.0)
+    if score in CORRELATIONS:
+        return 100 * (1 - share**2) / math.sqrt(num_scored)
+    return 100 * math.sqrt(max(share, 0.0) * (1 - share) / num_scored) if score == "accuracy" else 0.0
+
+
 def error_in_words(score: str, scores: Mapping[str, float], num_scored: int, unit: str) -> str:
     """Return "; standard error of accuracy about 1.3", by how much chance moves a score in percent on ``num_scored`` examples.
 
-    It is among the ``scores`` (:data:`ERROR`), or that of a share of right examples, sqrt(p (1 - p) / n), or of a correlation,
-    (1 - r^2) / sqrt(n). The text is empty for other kinds of scores, and for perfect ones.
+    It is among the ``scores`` (:data:`ERROR`), or :func:`standard_error`. The text is empty where there is none.
     """
-    share = min(max(scores[score] / 100, -1.0), 1.0)
-    if score in CORRELATIONS:
-        error = 100 * (1 - share**2) / math.sqrt(num_scored)
-    else:
-        error = 100 * math.sqrt(max(share, 0.0) * (1 - share) / num_scored) if score == "accuracy" else 0.0
-    error = scores.get(score + ERROR, error)
+    error = scores.get(score + ERROR, standard_error(score, scores[score], num_scored))
     if error == 0:
         return ""
     # The words of a sentence are not independent.

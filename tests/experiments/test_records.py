@@ -14,6 +14,7 @@ from amos_fairseq.experiments.records import (
     divide,
     read_result,
     read_summary,
+    summarize,
     summarize_divided,
     write_result,
 )
@@ -77,3 +78,11 @@ def test_a_run_of_several_tasks_has_a_result_for_each():
     }
     assert {one.best.seed for one in summaries.values()} == {2}
     assert {one.num_trials for one in summaries.values()} == {2}
+
+
+@pytest.mark.parametrize(("linear", "chosen"), [(69.9, ""), (70.1, "linear"), (60.0, "")])
+def test_a_linear_model_has_to_be_better_by_two_standard_errors(linear, chosen):
+    trained = make_result("t", 1, "accuracy", {"accuracy": 64.0, "accuracy_error": 2.0})
+    other = make_result("t", 1, "accuracy", {"accuracy": linear, "accuracy_error": 3.0}, trial="linear")
+    summary = summarize([trained, other])["t"]
+    assert (summary.trial, summary.best.trial, *summary.beside) == (chosen, chosen, "" if chosen else "linear")

@@ -44,14 +44,14 @@ from amos_fairseq.experiments.benchmark import (
     usable_folder,
 )
 from amos_fairseq.experiments.recipes import Hyperparameters, different
-from amos_fairseq.experiments.records import SCORES_OF_TEST, ConstantScores, RunResult, Summaries, content_sha256
+from amos_fairseq.experiments.records import ERROR, SCORES_OF_TEST, ConstantScores, RunResult, Summaries, content_sha256
 from amos_fairseq.experiments.table import (
-    ERROR,
     MOST_PRINTED,
     error_in_words,
     export_notice,
     ratio_error,
     run_and_print,
+    standard_error,
     table_of_test,
 )
 from amos_fairseq.files import csv_lines, write_text
@@ -302,6 +302,12 @@ class Classification(TextBenchmark):
 
     def label(self, task: str) -> str:
         return self.prepared[task].record["label_column"]
+
+    def evaluate(self, task: str, checkpoint: Path, device: str, stop: threading.Event) -> dict[str, float]:
+        """Return the scores with the standard error of the main one, by which a linear model is chosen or not."""
+        scores, data = super().evaluate(task, checkpoint, device, stop), self.prepared[task]
+        error = standard_error(data.main_score, scores[data.main_score], data.record["splits"]["valid"]["rows"])
+        return {data.main_score + ERROR: error} | scores
 
     def notes(self, results: Sequence[RunResult], summaries: Summaries) -> Iterator[str]:
         if self.kind == "number":

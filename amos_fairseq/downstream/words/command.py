@@ -46,6 +46,7 @@ from amos_fairseq.experiments.benchmark import (
 )
 from amos_fairseq.experiments.recipes import WORDS, Hyperparameters, different
 from amos_fairseq.experiments.records import (
+    ERROR,
     ConstantScores,
     RunResult,
     Summaries,
@@ -55,7 +56,6 @@ from amos_fairseq.experiments.records import (
     summarize_divided,
 )
 from amos_fairseq.experiments.table import (
-    ERROR,
     error_in_words,
     export_notice,
     ratio_error,

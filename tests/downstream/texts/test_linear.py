@@ -76,7 +76,7 @@ def test_the_better_one_is_kept_and_predicts(start, fake_training, tmp_path):
     assert [path.parent.name for path in tmp_path.glob("out/runs/*/*/*/*.pt")] == ["seed1"]
     names = [row[0] for row in outcome.table.rows]
     assert names[1:] == ["label: linear model on its frozen states", "label: most frequent class"]
-    assert any("the linear model is best on dev: it is what is kept" in note for note in outcome.table.notes)
+    assert any("the linear model is better by two standard errors: it is kept" in note for note in outcome.table.notes)
 
     loaded = load_checkpoint(best.checkpoint_in(tmp_path / "out"))
     head, dev = loaded.model.classification_heads[TEXT_HEAD], benchmark.prepared[NAME]
