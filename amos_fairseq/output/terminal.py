@@ -71,7 +71,8 @@ class Table:
             cells = list(zip(*cells, strict=True))
         table = RichTable(title=Text(self.title), title_justify="left", box=box.SIMPLE_HEAD)
         for index, column in enumerate(cells[0]):
-            table.add_column(Text(column), justify="right" if index else "left")
+            # A name that is cut could be that of another class.
+            table.add_column(Text(column), justify="right" if index else "left", overflow="fold")
         for row in cells[1:]:
             table.add_row(*map(Text, row))
         console.print(table)
