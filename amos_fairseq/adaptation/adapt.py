@@ -183,6 +183,14 @@ def describe_training(cfg: DictConfig, num_tokens: int) -> str:
 
 def why_useless(records: list[dict[str, Any]]) -> str:
     """Return why a discriminator learns little from a generator, by the last validation of that; empty if it may learn."""
+    if not (verdict := knows_frequencies_alone(records)):
+        return ""
+    advice = f"{OTHER_OUT} and more text, more --updates, or a trained --generator"
+    return f"the generator's loss {verdict}: detecting its samples teaches little; {advice}"
+
+
+def knows_frequencies_alone(records: list[dict[str, Any]]) -> str:
+    """Return the loss of masked tokens at the last validation beside the entropy of frequencies if it is not below; else ""."""
     last = next((record for record in reversed(records) if record["split"] != "train"), {})
     loss = min(
         (value for key, value in last.items() if key.startswith("mlm_loss_") and value is not None), default=None
@@ -190,16 +198,15 @@ def why_useless(records: list[dict[str, Any]]) -> str:
     entropy = last.get("unigram_entropy")
     if loss is None or entropy is None or loss <= entropy - LEARNED:
         return ""
-    return (
-        f"the generator's loss on held-out text is {loss:.2f} nats, that of token frequencies alone {entropy:.2f}: detecting "
-        f"its samples teaches little; {OTHER_OUT} and more text, more --updates, or a trained --generator"
-    )
+    return f"on held-out text is {loss:.2f} nats, that of token frequencies alone {entropy:.2f}"
 
 
 def describe_result(cfg: DictConfig, run: Path) -> Iterator[str]:
     """Yield what MODEL and the result say of held-out text, and the commands that follow."""
     if held_out := describe_held_out(read_records(run), cfg.model.encoder_lr_scale != 1):
         yield held_out
+    if verdict := knows_frequencies_alone(read_records(run)):
+        yield f"WARNING: the loss of masked tokens {verdict}: more updates, or more text"
     start, device = Path(cfg.checkpoint.finetune_from_model), "cpu"
     if torch.cuda.is_available() and not cfg.common.cpu:
         device = "cuda"

@@ -192,11 +192,18 @@ def import_source(task: dict[str, Any]) -> str:
     return data.removeprefix(IMPORTED_FROM) if data.startswith(IMPORTED_FROM) else ""
 
 
-def imported_by(file: str) -> str:
-    """Return where the weights of a checkpoint come from that ``amos import`` wrote; empty for another, and if it is gone or
-    replaced."""
+def origin_of(file: str) -> str:
+    """Return what the weights of a checkpoint were imported from or where they were trained first, and each training since, as
+    far as the files are still there; empty for none."""
     with contextlib.suppress(UserError):
-        return import_source(read_state(Path(file))["cfg"]["task"]) if os.path.isfile(file) else ""
+        state = read_state(Path(file)) if os.path.isfile(file) else None
+        if state is not None and not (source := import_source(state["cfg"]["task"])):
+            num_updates = f"{int(state['optimizer_history'][-1]['num_updates']):,} updates"
+            first, objective = origin_of(parent_of(state["cfg"])), state["cfg"]["model"]["_name"].partition("_")[0]
+            source = (
+                f"{first}, then {num_updates} ({objective})" if first else f"{Path(file).parent.name}, {num_updates}"
+            )
+        return source if state is not None else ""
     return ""
 
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from yaml import YAMLError
 
 from amos_fairseq.checkpoint_files import checkpoint_file
-from amos_fairseq.checkpoints.read import import_source, imported_by, parent_of, read_state, read_tokenizer
+from amos_fairseq.checkpoints.read import import_source, origin_of, parent_of, read_state, read_tokenizer
 from amos_fairseq.errors import UserError
 from amos_fairseq.experiments import recipe_names
 from amos_fairseq.experiments.recipes import Hyperparameters, Recipe, Schedule, load_recipe, size_for_width
@@ -102,7 +102,7 @@ def read_pretrained_checkpoint(checkpoint: str | Path, from_scratch: bool = Fals
         del model["pooler_activation_fn"]
     num_updates = int(header["optimizer_history"][-1]["num_updates"])
     source, parent = import_source(header["cfg"]["task"]), parent_of(header["cfg"])
-    if not source and (first := imported_by(parent)):
+    if not source and (first := origin_of(parent)):
         source = f"{first}, then {num_updates:,} updates ({settings['_name']})"
     sha256, arch = file_sha256(file), settings["_name"]
     more = {"pooling": settings["pooling"], "source": source}

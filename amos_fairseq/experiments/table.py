@@ -217,10 +217,16 @@ def error_in_words(score: str, scores: Mapping[str, float], num_scored: int, uni
 
 
 def table_of_test(
-    label: str, columns: Mapping[str, str], best: Mapping[str, float], constant: ConstantScores, note: str
+    label: str,
+    columns: Mapping[str, str],
+    best: Mapping[str, float],
+    constant: ConstantScores,
+    note: str,
+    name: str = "best run on dev",
 ) -> Table:
-    """Return the table of a test set: the scores of the best run and of a constant. ``note`` follows the number of examples."""
-    rows = ConstantScores(constant.num_scored, {"best run on dev": dict(best)} | constant.scores)
+    """Return the table of a test set: the scores of the best run, which is called ``name``, and of a constant. ``note`` follows
+    the number of examples."""
+    rows = ConstantScores(constant.num_scored, {name: dict(best)} | constant.scores)
     shown = {score: heading for score, heading in columns.items() if score in best}
     cells = [[f"{label}: {row}", *rows.cells(row, list(shown))] for row in rows.scores]
     return Table(f"{label}, test", ["", *shown.values()], cells, [f"test has {constant.num_scored:,} {note}"])

@@ -14,9 +14,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from amos_fairseq.checkpoints.read import CheckpointPath, LoadedCheckpoint, imported_by
+from amos_fairseq.checkpoints.read import CheckpointPath, LoadedCheckpoint, origin_of
 from amos_fairseq.errors import UserError
-from amos_fairseq.experiments.records import RESULT_FILE, SCORES_OF_TEST, read_result
+from amos_fairseq.experiments.records import LINEAR, RESULT_FILE, SCORES_OF_TEST, read_result
 from amos_fairseq.files import check_new_folder, explain_write_errors, file_sha256, json_text, whole_folder, write_text
 from amos_fairseq.hugging_face import custom_code
 from amos_fairseq.hugging_face.config import CONFIG_FILE, hugging_face_config
@@ -162,7 +162,11 @@ def write_card(
     ``num_parameters``: of the exported class; ``agreement`` None: not compared.
     """
     from huggingface_hub import ModelCard, ModelCardData
+    from safetensors import safe_open
 
+    with safe_open(folder / WEIGHTS_FILE, "pt") as weights:
+        names = weights.keys()
+    has_pooler = any("pooler." in each for each in names)
     result = read_result(loaded.file.parent)
     if result is not None and (result.checkpoint != loaded.file.name or len(loaded.heads) > 1):
         result = None  # of several tasks it has the scores of all
@@ -186,10 +190,12 @@ def write_card(
         sha256=file_sha256(loaded.file),
         result=result,
         scores=shown_scores(result.scores) if result else {},
+        is_linear=bool(result and result.trial == LINEAR),
+        has_pooler=has_pooler,
         on_test=shown_scores({score: on_test[score] for score in result.scores if score in on_test}) if result else {},
         num_runs=len([*loaded.file.parent.parent.parent.glob(f"*/seed*/{RESULT_FILE}")]),
         # The model whose weights the run started from; empty without one.
-        started_from=loaded.imported_from or imported_by(loaded.parent) or "/".join(Path(loaded.parent).parts[-2:]),
+        started_from=loaded.imported_from or origin_of(loaded.parent) or "/".join(Path(loaded.parent).parts[-2:]),
         agreement=agreement,
     )
     card.save(folder / "README.md")

@@ -11,7 +11,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from matplotlib.figure import Figure
 
 from amos_fairseq.errors import UserError, printable
-from amos_fairseq.experiments.records import Spread, Summary, format_spread, read_summary
+from amos_fairseq.experiments.records import LINEAR, Spread, Summary, format_spread, read_summary
 from amos_fairseq.files import distinct_names, write_text
 from amos_fairseq.output.terminal import MISSING, Table
 from amos_fairseq.probing.probe import ProbeResults, read_probe_results
@@ -174,7 +174,8 @@ def results_section(results: Sequence[tuple[Path, Summary]]) -> Section | None:
     names = distinct_names([path for path, _ in results])
     by_benchmark: dict[str, dict[str, Summary]] = {}
     for name, (_, summary) in zip(names, results, strict=True):
-        row = f"{name} ({summary.save_dir.name}, {summary.weights})"
+        linear = ", linear model" if any(task.trial == LINEAR for task in summary.tasks.values()) else ""
+        row = f"{name} ({summary.save_dir.name}, {summary.weights}{linear})"
         by_benchmark.setdefault(summary.benchmark, {})[row] = summary
     section = Section("results", "Fine-tuning results", "AMOS Table 1" if "glue" in by_benchmark else "")
     for benchmark, summaries in by_benchmark.items():

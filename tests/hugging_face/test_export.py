@@ -95,7 +95,7 @@ def test_card_of_a_fine_tuned_model(tmp_path, monkeypatch):
     scores = {"accuracy": 71.25, "macro_f1": 70.0, "ece_before": 9.0, "temperature": 2.0}
     settings = {"data_sha256": "0a1b", "rows": 1234, "hyperparameters": {"lr": 3e-4}, "precision": "bf16"}
     result = SimpleNamespace(checkpoint="checkpoint_last.pt", scores=scores, settings=settings, epoch=3.0, seed=2)
-    result.notes, result.versions = ["label: 2 classes"], {"amos_fairseq": "0.1.0"}
+    result.notes, result.versions, result.trial = ["label: 2 classes"], {"amos_fairseq": "0.1.0"}, ""
     monkeypatch.setattr(export_module, "read_result", lambda folder: result)
     (run / "scores.test.json").write_text('{"accuracy": 69.0, "words": 12}')
     other = tmp_path / "task" / "linear" / "seed1"
@@ -115,6 +115,10 @@ def test_card_of_a_fine_tuned_model(tmp_path, monkeypatch):
     ):
         assert row in card
     assert str(tmp_path) not in card
+    result.trial = "linear"
+    of_linear = card_of(run, tmp_path / "linear")
+    assert "1,234 examples, a linear model of scikit-learn on the frozen states" in of_linear
+    assert "| Updates |" not in of_linear
     result.checkpoint = "checkpoint_best.pt"  # not the one that is exported
     assert "Scores on dev" not in card_of(run / "checkpoint_last.pt", tmp_path / "other")
 

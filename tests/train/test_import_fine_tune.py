@@ -14,7 +14,7 @@ from interrupted_run import assert_same_bits
 from synthetic_corpus import write_rows
 
 import amos_fairseq
-from amos_fairseq.checkpoints.read import imported_by, load_checkpoint, read_state
+from amos_fairseq.checkpoints.read import load_checkpoint, origin_of, read_state
 from amos_fairseq.cli.main import main
 from amos_fairseq.errors import UserError
 from amos_fairseq.experiments.benchmark import read_pretrained_checkpoint
@@ -112,7 +112,7 @@ def test_a_folder_is_a_checkpoint_of_a_command(tmp_path, capsys):
         main([*command, str(checkpoint)])
         assert re.search(r"\b(\d) of \1 runs are already finished", capsys.readouterr().out)
     assert (out / "imported" / "model.pt").read_bytes() == file.read_bytes()
-    assert imported_by(load_checkpoint(next(out.glob("runs/*/*/seed1/checkpoint_last.pt"))).parent).startswith(
+    assert origin_of(load_checkpoint(next(out.glob("runs/*/*/seed1/checkpoint_last.pt"))).parent).startswith(
         "bert (bert, "
     )
     ours, theirs = load_checkpoint(file), load_model(folder)

@@ -44,7 +44,15 @@ from amos_fairseq.experiments.benchmark import (
     usable_folder,
 )
 from amos_fairseq.experiments.recipes import Hyperparameters, different
-from amos_fairseq.experiments.records import ERROR, SCORES_OF_TEST, ConstantScores, RunResult, Summaries, content_sha256
+from amos_fairseq.experiments.records import (
+    ERROR,
+    LINEAR,
+    SCORES_OF_TEST,
+    ConstantScores,
+    RunResult,
+    Summaries,
+    content_sha256,
+)
 from amos_fairseq.experiments.table import (
     MOST_PRINTED,
     error_in_words,
@@ -354,7 +362,8 @@ class Classification(TextBenchmark):
                 scores, constant = data.score(predictions, labels) | ece, data.constant({split: ""})
                 write_text(loaded.file.parent / SCORES_OF_TEST, json.dumps(scores, indent=1) + "\n")
                 note = f"rows{error_in_words(data.main_score, scores, len(labels), self.unit)}"
-                tables.append(table_of_test(self.label(NAME), self.columns, scores, constant, note))
+                model = "linear model" if best.trial == LINEAR else "trained run that is best on dev"
+                tables.append(table_of_test(self.label(NAME), self.columns, scores, constant, note, model))
             if data.kind != "number":
                 rows = scores_of_classes(predictions, labels, data.label_names)
                 tables.append(Table(f"{data.kind} of {name}", ["", "precision", "recall", "F1", "rows"], rows))
