@@ -104,7 +104,7 @@ def test_card_of_a_fine_tuned_model(tmp_path, monkeypatch):
         (folder / "result.json").touch()
     card = card_of(run, tmp_path / "out")
     for row in (
-        "| Scores on dev | accuracy 71.25, macro F1 70; the best of 2 runs on the same data |",
+        "| Scores on dev | accuracy 71.25, macro F1 70; the best of 2 models on the same data |",
         "| Scores on test | accuracy 69 |",
         "| sha256 of the data | 0a1b |",
         "| Training | 1,234 examples, 3 epochs, peak rate 0.0003, seed 2, bf16, amos_fairseq 0.1.0 |",
