@@ -177,10 +177,8 @@ class Encoder(nn.Module):
 
     def __repr__(self) -> str:
         weights, file = next(self.model.parameters()), self.loaded.file
-        heads = "".join(
-            f", {head.kind} ({', '.join(head.labels)})" if head.labels else f", {head.kind}"
-            for head in self.loaded.heads.values()
-        )
+        named = ((head.kind, ", ".join(head.labels)) for head in self.loaded.heads.values())
+        heads = "".join(f", {kind} ({labels})" if labels else f", {kind}" for kind, labels in named)
         shape = f"{len(self.model.encoder.layers)} layers of width {self.model.cfg.encoder_embed_dim}"
         line = f"Encoder({file}: {shape}, {weights.dtype}, {weights.device}{heads})"
         return textwrap.shorten(line, 300, placeholder=" ...)")

@@ -1,7 +1,6 @@
 """Read a checkpoint of this package safely, with its model, its dictionary and the tokenizer that it was trained with."""
 
 import argparse
-import contextlib
 import hashlib
 import os
 import re
@@ -195,16 +194,17 @@ def import_source(task: dict[str, Any]) -> str:
 def origin_of(file: str) -> str:
     """Return what the weights of a checkpoint were imported from or where they were trained first, and each training since, as
     far as the files are still there; empty for none."""
-    with contextlib.suppress(UserError):
+    try:
         state = read_state(Path(file)) if os.path.isfile(file) else None
-        if state is not None and not (source := import_source(state["cfg"]["task"])):
-            num_updates = f"{int(state['optimizer_history'][-1]['num_updates']):,} updates"
-            first, objective = origin_of(parent_of(state["cfg"])), state["cfg"]["model"]["_name"].partition("_")[0]
-            source = (
-                f"{first}, then {num_updates} ({objective})" if first else f"{Path(file).parent.name}, {num_updates}"
-            )
-        return source if state is not None else ""
-    return ""
+    except UserError:  # replaced by something else
+        state = None
+    if state is None or (source := import_source(state["cfg"]["task"])):
+        return "" if state is None else source
+    parent, trained = parent_of(state["cfg"]), f"{num_updates_of(file, state):,} updates"
+    first = origin_of(parent) if os.path.realpath(parent) != os.path.realpath(file) else ""
+    model = state["cfg"]["model"]  # of a run with flags it may have the name of the arch alone
+    objective = str(model.get("_name") or model.get("arch")).partition("_")[0]
+    return f"{first}, then {trained} ({objective})" if first else f"{Path(file).parent.name}, {trained}"
 
 
 def read_state(file: Path) -> dict[str, Any]:
