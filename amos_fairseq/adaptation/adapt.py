@@ -206,7 +206,7 @@ def describe_result(cfg: DictConfig, run: Path) -> Iterator[str]:
     if held_out := describe_held_out(read_records(run), cfg.model.encoder_lr_scale != 1):
         yield held_out
     if verdict := knows_frequencies_alone(read_records(run)):
-        yield f"WARNING: the loss of masked tokens {verdict}: more updates, or more text"
+        yield f"WARNING: the loss of masked tokens {verdict}: train longer, or on more text"
     start, device = Path(cfg.checkpoint.finetune_from_model), "cpu"
     if torch.cuda.is_available() and not cfg.common.cpu:
         device = "cuda"

@@ -27,7 +27,7 @@ def add_parser(subparsers: Any) -> None:
         parser,
         "directory that amos prepare tagging wrote",
         has_pooling=False,
-        dev_default=" (default: a tenth of the sentences of --train, of few more, at random)",
+        dev_default=" (default: a random tenth of --train, more of a small file)",
         raw_help="CoNLL-U, one word a line with its labels behind it, or tables: lists of words and labels, texts with spans",
         several_data=True,
         recipe="own_labels",

@@ -212,9 +212,9 @@ class Tables:
         notes = [f"{self.label_name}: {space}{inferred}", *notes_on(train, dev, space, self.dev is None)]
         alike = Counter(name.lower() for name in space.names)
         if twice := [name for name in space.names if alike[name.lower()] > 1]:
-            notes.append(f"{self.label_name}: differ in case alone: {listed(twice)}")
+            notes.append(f"{self.label_name}: names that differ only in case: {listed(twice)}")
         if kind == "labels" and not marks and not any(len(labels) > 1 for labels in train.labels):
-            notes.append(f"no row has several labels with the --label-separator {self.label_separator!r}")
+            notes.append(f"no row has more than one label: check --label-separator {self.label_separator!r}")
         splits = {"train": train, "valid": dev}
         if test is not None:
             splits["test"] = test = self._parsed(self.test, test, kind, marks)

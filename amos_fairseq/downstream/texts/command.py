@@ -321,7 +321,7 @@ class Classification(TextBenchmark):
         if self.kind == "number":
             yield "MSE: mean squared error, in the squared unit of the label"
             if len(self.prepared[NAME].record["text_columns"]) == 2:
-                yield "cosines of the two vectors may be better, with few pairs: docs/sentence_embeddings.md measures them"
+                yield "with few pairs, cosines of the texts' vectors may score higher: see docs/sentence_embeddings.md"
         if self.kind == "classes":
             yield "ECE: expected calibration error in percent, on dev, before and after a temperature was fitted to dev"
 

@@ -133,7 +133,7 @@ def test_dev_rows_keep_the_shares_of_classes():
 
 
 NOTED = [
-    (["Pos", "pos", "neg"] * 6, "3 classes (Pos, neg, pos), inferred", "label: differ in case alone: Pos, pos"),
+    (["Pos", "pos", "neg"] * 6, "3 classes (Pos, neg, pos)", "names that differ only in case: Pos, pos"),
     (["a", "b", ""] * 8, "2 classes (a, b), inferred", "8 training rows without label are left out"),
     (["1", "2", "nan", ""] * 6, "3 classes (1, 2, nan)", "6 training rows without label are left out"),
     (["1.5", "2.5"] * 6, "numbers of mean 2", None),
