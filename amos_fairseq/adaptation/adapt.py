@@ -117,15 +117,15 @@ def adapt(args: Adaptation, out: Path, prepare: Callable[[Path, Path], None]) ->
     cfg = compose(recipe)
     if is_finished(run, cfg):
         say(f"nothing to do: {run} is finished; as MODEL of another amos adapt it is trained further", "adapt")
-        return
-    divide_batch(recipe)  # which may refuse, before anything takes long
-    encode_text(args, out, cfg, prepare)
-    if (out / RECIPE_OF_GENERATOR).is_file():
-        say("the generator is trained first, then the model", "adapt")
-        train(out / RECIPE_OF_GENERATOR)
-        if reason := why_useless(read_records(out / "generator")):
-            say(f"WARNING: {reason}", "adapt")
-    train(recipe)
+    else:
+        divide_batch(recipe)  # which may refuse, before anything takes long
+        encode_text(args, out, cfg, prepare)
+        if (out / RECIPE_OF_GENERATOR).is_file():
+            say("the generator is trained first, then the model", "adapt")
+            train(out / RECIPE_OF_GENERATOR)
+            if reason := why_useless(read_records(out / "generator")):
+                say(f"WARNING: {reason}", "adapt")
+        train(recipe)
     for line in describe_result(cfg, run):
         say(line, "adapt")
 
@@ -211,7 +211,7 @@ def describe_result(cfg: DictConfig, run: Path) -> Iterator[str]:
     if torch.cuda.is_available() and not cfg.common.cpu:
         device = "cuda"
     lines = unrelated_lines(cfg.task.data, min(LONGEST, cfg.task.tokens_per_sample - 2))
-    if len(lines) > 1:
+    if len(lines) > 1 and start.exists():  # of a finished run it may be gone
         before, after = (mean_cosine(amos_fairseq.load(file, device=device), lines) for file in (start, run))
         yield f"mean cosine of {len(lines)} unrelated lines, mean pooling: MODEL {before:.3f}, the result {after:.3f}"
     yield f"done. For Hugging Face: amos export {shlex.quote(str(run))} FOLDER; to compare both on labels of yours:"

@@ -315,6 +315,7 @@ def test_all_steps_and_the_same_command_again(models: Path, tmp_path: Path) -> N
     again = run_main(main, *command)
     assert again.returncode == 0, again.stderr[-2000:]
     assert f"adapt: nothing to do: {out / 'run'} is finished" in again.stderr
+    assert again.stderr.splitlines()[-4:] == done.stderr.splitlines()[-4:]  # what compares MODEL and the result
     assert last.read_bytes() == before
     # In minutes; the validation of MODEL before the first update once ended the run after one.
     timed = ["--out", tmp_path / "timed", "--minutes", "0.2", "--batch-size", "4"]
