@@ -127,7 +127,7 @@ def load(
 
     Args:
         checkpoint: a file; the SAVE_DIR of a run, whose ``checkpoint_last.pt`` is read; the OUT of ``amos classify`` or ``amos
-            tag``, whose run that is best on dev is read; or a Hugging Face folder.
+            tag``, whose selected run is read; or a Hugging Face folder.
         tokenizer: directory of the tokenizer; the default is the directory ``tokenizer`` beside the checkpoint, or the folder.
         device: such as ``"cuda"`` or ``"cuda:1"``; the default is the CPU.
         dtype: float32 (the default), bfloat16 or float16, on every device.

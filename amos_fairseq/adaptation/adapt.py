@@ -142,7 +142,7 @@ def is_finished(run: Path, cfg: DictConfig) -> bool:
     if start and settings_in(header, "task").get("started_from") != start:
         raise UserError(f"{file} is of another run, which did not begin with MODEL: move it away, or {OTHER_OUT}")
     if minutes := cfg.lr_scheduler.minutes:
-        return header["optimizer_history"][-1]["lr_scheduler_state"].get("ended_minutes") == minutes
+        return header["optimizer_history"][-1]["lr_scheduler_state"].get("ended_minutes", 0) >= minutes
     return num_updates_of(str(file), header) >= cfg.optimization.max_update
 
 
@@ -183,14 +183,14 @@ def describe_training(cfg: DictConfig, num_tokens: int) -> str:
 
 def why_useless(records: list[dict[str, Any]]) -> str:
     """Return why a discriminator learns little from a generator, by the last validation of that; empty if it may learn."""
-    if not (verdict := knows_frequencies_alone(records)):
+    if not (verdict := beside_frequencies(records)):
         return ""
     advice = f"{OTHER_OUT} and more text, more --updates, or a trained --generator"
     return f"the generator's loss {verdict}: detecting its samples teaches little; {advice}"
 
 
-def knows_frequencies_alone(records: list[dict[str, Any]]) -> str:
-    """Return the loss of masked tokens at the last validation beside the entropy of frequencies if it is not below; else ""."""
+def beside_frequencies(records: list[dict[str, Any]]) -> str:
+    """Return a clause on the loss of masked tokens at the last validation if token frequencies alone nearly reach it, or ""."""
     last = next((record for record in reversed(records) if record["split"] != "train"), {})
     loss = min(
         (value for key, value in last.items() if key.startswith("mlm_loss_") and value is not None), default=None
@@ -205,7 +205,7 @@ def describe_result(cfg: DictConfig, run: Path) -> Iterator[str]:
     """Yield what MODEL and the result say of held-out text, and the commands that follow."""
     if held_out := describe_held_out(read_records(run), cfg.model.encoder_lr_scale != 1):
         yield held_out
-    if verdict := knows_frequencies_alone(read_records(run)):
+    if not cfg.model.get("generator_checkpoint") and (verdict := beside_frequencies(read_records(run))):
         yield f"WARNING: the loss of masked tokens {verdict}: train longer, or on more text"
     start, device = Path(cfg.checkpoint.finetune_from_model), "cpu"
     if torch.cuda.is_available() and not cfg.common.cpu:

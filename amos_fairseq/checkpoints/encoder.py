@@ -73,7 +73,8 @@ class Encoder(nn.Module):
     def __init__(self, loaded: LoadedCheckpoint, batch_size: int = BATCH_SIZE, layer: int | None = None) -> None:
         super().__init__()
         num_layers = len(loaded.model.encoder.layers)  # raises now, not at the first text, if the model has no encoder
-        problem = "" if type(batch_size) is int and batch_size > 0 else f"batch_size {batch_size!r}: give 1 or more"
+        is_count = type(batch_size) is int and batch_size > 0
+        problem = "" if is_count else f"batch_size {batch_size!r}: give an int of 1 or more"
         if layer is not None and not (type(layer) is int and 0 <= layer <= num_layers):
             problem = f"layer {layer} is no layer of this encoder: give a number from 0 to {num_layers}"
         if problem:
@@ -243,6 +244,7 @@ def parts_of(texts: str | Iterable[Text]) -> Iterator[tuple[str, ...]]:
 def check_device(device: str | torch.device | None, dtype: torch.dtype | None = None) -> None:
     """Raise ``UserError`` unless tensors can be created on the device, and read (the device meta stores no values)."""
     try:
+        torch.nn.Module().to(device=device, dtype=dtype)  # which takes dtypes of numbers with a fraction alone
         torch.zeros(1, device=device, dtype=dtype).item()
     except (RuntimeError, AssertionError, TypeError) as error:
         reason, named = str(error).partition("\n")[0], f"device {device or 'cpu'!s}"

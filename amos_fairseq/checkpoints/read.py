@@ -74,8 +74,10 @@ class LoadedCheckpoint:
 
     def head(self, name: str) -> HeadOutputs:
         if name not in self.heads:
-            known = ", ".join(self.heads) or "none; that of a Hugging Face folder is not read"
-            raise UserError(f"{self.file} has no head {name} (it has {known}): fine-tune it first")
+            known = f"it has {', '.join(self.heads)}): give one of them"
+            if not self.heads:
+                known = "it has none; that of a Hugging Face folder is not read): fine-tune it first"
+            raise UserError(f"{self.file} has no head {name} ({known}")
         return self.heads[name]
 
     @property
@@ -191,17 +193,17 @@ def import_source(task: dict[str, Any]) -> str:
     return data.removeprefix(IMPORTED_FROM) if data.startswith(IMPORTED_FROM) else ""
 
 
-def origin_of(file: str) -> str:
+def origin_of(file: str, seen: tuple[str, ...] = ()) -> str:
     """Return what the weights of a checkpoint were imported from or where they were trained first, and each training since, as
-    far as the files are still there; empty for none."""
+    far as the files are still there; empty for none. ``seen``: those that began with it."""
     try:
-        state = read_state(Path(file)) if os.path.isfile(file) else None
+        state = read_state(Path(file)) if os.path.isfile(file) and os.path.realpath(file) not in seen else None
     except UserError:  # replaced by something else
         state = None
     if state is None or (source := import_source(state["cfg"]["task"])):
         return "" if state is None else source
-    parent, trained = parent_of(state["cfg"]), f"{num_updates_of(file, state):,} updates"
-    first = origin_of(parent) if os.path.realpath(parent) != os.path.realpath(file) else ""
+    trained = f"{num_updates_of(file, state):,} updates"
+    first = origin_of(parent_of(state["cfg"]), (*seen, os.path.realpath(file)))
     model = state["cfg"]["model"]  # of a run with flags it may have the name of the arch alone
     objective = str(model.get("_name") or model.get("arch")).partition("_")[0]
     return f"{first}, then {trained} ({objective})" if first else f"{Path(file).parent.name}, {trained}"

@@ -15,8 +15,8 @@ schedule. At the end MODEL and the result are compared: on held-out text, and by
 command continues after an interruption. OUT/run is then a run like any other: amos export, classify, tag ... take it.
 OUT/adapt.yaml is a recipe for amos train, for example to go on with several GPUs.
 """
-# 20,000 tokens or more where a tenth of the text has them, at 4 to 12 bytes a token; what is validated takes a minute of a CPU.
-HELD_OUT = ("--valid-share", "0.1", "--valid-megabytes", "0.25")
+# 20,000 tokens or more where a fifth of the text has them, at 4 to 12 bytes a token; what is validated takes a minute of a CPU.
+HELD_OUT = ("--valid-share", "0.2", "--valid-megabytes", "0.25")
 AS_GIVEN = ("document", "text_column", "updates", "minutes", "length", "batch_size")  # fields of an Adaptation
 
 

@@ -11,9 +11,10 @@ from amos_fairseq.inputs import LABEL_COLUMN, TEXT_COLUMN
 DESCRIPTION = """\
 Fine-tune a checkpoint of this package on any table of texts, or pairs of texts, with a class, several labels or a number: TSV,
 CSV, JSON lines, Parquet, or a folder that datasets saved. The command prints and saves medians and standard deviations over the
-seeds (classification.md and .json in OUT) beside a model that always predicts the most frequent class, and, of the run that
-is best on dev, a row for each class; each run also has its predictions. Probabilities are calibrated on dev. After a stop
-the same command continues. With --predict the run that is best on dev labels another table.
+seeds (classification.md and .json in OUT) beside a model that always predicts the most frequent class, and, of the selected
+run, a row for each class; each run also has its predictions. Selected is the best run on dev; a linear model, which a small
+table gets too, only if it is better by two standard errors. Probabilities are calibrated on dev. After a stop the same command
+continues. With --predict the selected run labels another table.
 """
 
 
@@ -26,9 +27,9 @@ def add_parser(subparsers: Any) -> None:
     add("--train", metavar="FILE", type=Path, help=text)
     text = "table to score on (default: a random tenth of --train, more of a small file, of each class its share)"
     add("--dev", metavar="FILE", type=Path, help=text)
-    text = "table to score the run that is best on dev on, beside dev"
+    text = "table to score the selected run on, beside dev"
     add("--test", metavar="FILE", type=Path, help=text)
-    text = "OUT of this command as --checkpoint: label all rows of FILE with its best run, and write them to the file --out"
+    text = "OUT of this command as --checkpoint: label all rows of FILE with its selected run, and write them to the file --out"
     add("--predict", metavar="FILE", type=Path, help=text)
     text = "with --predict, of classes and labels: a column with the probability of each"
     add("--probabilities", action="store_true", help=text)

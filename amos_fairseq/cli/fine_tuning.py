@@ -61,7 +61,7 @@ def add_arguments(
     text = "train the head alone, with a rate for it (0.001) instead of a built-in recipe's"
     add("--freeze-encoder", action="store_const", const=True, help=text)
     if has_pooling:
-        text = "the head reads the state of the first token, or the mean of all (default: the recipe's, first)"
+        text = "the head reads the state of the first token, or the mean of all (default: the checkpoint's or recipe's)"
         add("--pooling", choices=("first", "mean"), help=text)
     add_overrides(parser, "weight_decay=0.01 label_smoothing=0.1")
 

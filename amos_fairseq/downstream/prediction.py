@@ -20,7 +20,7 @@ TOKENS_PER_BATCH = 8192
 
 
 def load_best(out: Path, name: str, command: str) -> Iterator[tuple[str, LoadedCheckpoint]]:
-    """Yield each task of the last ``command`` in OUT with the checkpoint of its best run on dev, and say which that is."""
+    """Yield each task of the last ``command`` in OUT with the checkpoint of its selected run, and say which that is."""
     for task, run in best_runs(out, name, command).items():
         yield task, load_checkpoint(run.checkpoint_in(out))
 

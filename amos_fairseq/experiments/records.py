@@ -96,15 +96,6 @@ def read_result(directory: Path) -> RunResult | None:
     return read_record(directory / RESULT_FILE, RunResult, "the result of a run", command)
 
 
-def read_results(out: Path) -> list[RunResult]:
-    """Return all finished runs in OUT, whatever their settings are, in order."""
-    return in_order(filter(None, (read_result(file.parent) for file in result_files(out))))
-
-
-def result_files(out: Path) -> list[Path]:
-    return list(out.glob(f"runs/*/*/seed*/{RESULT_FILE}"))
-
-
 def in_order(results: Iterable[RunResult]) -> list[RunResult]:
     return sorted(results, key=lambda result: (result.task, result.trial, result.seed, result.identity))
 
@@ -197,17 +188,20 @@ Summaries = Mapping[str, TaskSummary]  # by task
 
 
 def summarize(results: Sequence[RunResult]) -> dict[str, TaskSummary]:
-    """Summarize each task by the trial with the highest median of the main score; the first one on a tie."""
+    """Summarize each task by the trial with the highest median of the main score, the first one on a tie; by the linear model
+    only if it is the best run."""
     by_task: dict[str, dict[str, list[RunResult]]] = {}
     for result in results:
         by_task.setdefault(result.task, {}).setdefault(result.trial, []).append(result)
     summaries = {}
     for task, by_trial in by_task.items():
-        order = sorted(by_trial, key=lambda name: -statistics.median(map(preference, by_trial[name])))
+        best = best_run([result for trial_results in by_trial.values() for result in trial_results])
+        medians = {name: statistics.median(map(preference, by_trial[name])) for name in by_trial}
+        # A linear model has one run, which is compared with the best one of the others.
+        order = sorted(by_trial, key=lambda name: (name == LINEAR != best.trial, -medians[name]))
         trained = [name for name in order if name != LINEAR]
         beside = trained[:1] if order[0] == LINEAR else [name for name in order if name == LINEAR]
         scores, more = spreads_of(by_trial[order[0]]), {name: spreads_of(by_trial[name]) for name in beside}
-        best = best_run([result for trial_results in by_trial.values() for result in trial_results])
         summaries[task] = TaskSummary(best.main_score, order[0], len(trained), scores, best, more)
     return summaries
 
@@ -280,18 +274,18 @@ def read_summary(out: Path, name: str, command: str) -> Summary | None:
 
 
 def best_runs(out: Path, name: str, command: str) -> dict[str, RunResult]:
-    """Return the best run on dev of each task of the last ``command`` in OUT, for its --predict, and say which they are."""
+    """Return the selected run of each task of the last ``command`` in OUT, for its --predict, and say which they are."""
     summary = read_summary(out, name, command)
     if summary is None:
         raise UserError(f"{out} has no {name}.json: give the --out of {command}, once it has ended, as --checkpoint")
     best = {task: task_summary.best for task, task_summary in summary.tasks.items()}
     for directory, run in {run.directory: run for run in best.values()}.items():
-        say(f"{directory} is the best run on dev ({run.main_score} {run.main:.1f})", command.partition(" ")[2])
+        say(f"{directory} was selected on dev ({run.main_score} {run.main:.1f})", command.partition(" ")[2])
     return best
 
 
 def best_checkpoint(path: Path) -> Path:
-    """Return the checkpoint of the run that is best on dev, of an OUT with one; any other path as it is."""
+    """Return the checkpoint of the selected run, of an OUT with one; any other path as it is."""
     for name, command in (("classification", "amos classify"), ("tagging", "amos tag")):
         summary = read_summary(path, name, command) if (path / "runs").is_dir() else None
         best = {task.best.checkpoint_in(path) for task in summary.tasks.values()} if summary else ()

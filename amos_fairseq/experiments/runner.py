@@ -8,8 +8,10 @@ result: finished runs are not repeated, stopped ones continue, and a command wit
 import contextlib
 import dataclasses
 import io
+import itertools
 import math
 import multiprocessing
+import operator
 import os
 import queue
 import signal
@@ -128,13 +130,18 @@ class Runner:
         self._lock = threading.Lock()  # of results, and of the checkpoints that stay
 
     def execute(self, runs: Sequence[TaskRun]) -> None:
-        """Execute the runs that have no result yet; a failure does not stop the others.
+        """Execute the runs without a result, and the best finished one if its weights are gone, because another command in OUT
+        preferred another run; a failure does not stop the others.
 
         After a signal, wait until the processes have saved their state and exited, and raise :class:`Stopped`.
         """
-        with explain_os_errors(f"{self.session.out} cannot be written", ": give another --out"):
-            (self.session.out / "runs").mkdir(parents=True, exist_ok=True)
-        open_runs = [run for run in runs if read_result(run.directory) is None]
+        out = self.session.out
+        with explain_os_errors(f"{out} cannot be written", ": give another --out"):
+            (out / "runs").mkdir(parents=True, exist_ok=True)
+        by_task = itertools.groupby(self.results(runs), key=operator.attrgetter("task"))
+        best = [best_run(list(results)) for _, results in by_task]
+        gone = {out / each.directory for each in best if not each.checkpoint_in(out).is_file()}
+        open_runs = [run for run in runs if run.directory in gone or read_result(run.directory) is None]
         self.runs += runs
         self._num_done += len(runs) - len(open_runs)
         self._updates_to_do = sum(run.schedule.total_updates for run in open_runs)
@@ -172,7 +179,8 @@ class Runner:
         device, progress = self._devices.get(), RunProgress(run, self._say_estimate)
         try:
             result = self._train_and_evaluate(run, device, progress)
-            outcome = f"{result.main_score} {result.main:.1f} after epoch {result.epoch:g}"
+            when = "" if run.hyperparameters.linear else f" after epoch {result.epoch:g}"
+            outcome = f"{result.main_score} {result.main:.1f}{when}"
             outcome += f" ({self._num_done} of {len(self.runs)} runs)"
         except Stopped:
             outcome = "stopped"
@@ -343,18 +351,11 @@ def _failure_reason(code: int, log: Path, begin: int) -> str:
 
 
 def epoch_and_seconds(run: TaskRun, checkpoint: Path) -> tuple[float, float]:
-    """Return the number of epochs at ``checkpoint`` and the duration of the whole training in seconds."""
+    """Return the number of epochs at ``checkpoint`` and the duration of the whole training in seconds, with validation."""
     updates, schedule = read_header(str(checkpoint))["optimizer_history"][-1]["num_updates"], run.schedule
     epochs = schedule.num_epochs if updates == schedule.total_updates else updates / schedule.updates_per_epoch
-    return round(float(epochs), 4), round(training_seconds(run.directory / "checkpoint_last.pt"), 1)
-
-
-def training_seconds(checkpoint: Path) -> float:
-    """Return the training time up to a checkpoint, over all parts of the run, with validation; 0 if it is unknown."""
-    try:
-        return training_seconds_of(read_header(str(checkpoint)))
-    except ValueError:
-        return 0.0
+    seconds = training_seconds_of(read_header(str(run.directory / "checkpoint_last.pt")))
+    return round(float(epochs), 4), round(seconds, 1)
 
 
 @contextlib.contextmanager

@@ -13,11 +13,11 @@ from amos_fairseq.experiments.records import (
     ERROR,
     LINEAR,
     NO_CONSTANTS,
+    RESULT_FILE,
     ConstantScores,
     RunResult,
     Summaries,
     Summary,
-    result_files,
     write_record,
 )
 from amos_fairseq.experiments.runner import Failure, Runner
@@ -80,7 +80,7 @@ def run_benchmark(benchmark: Benchmark) -> Outcome:
     constants = benchmark.constants()
     results, summaries = benchmark.summarize(whole)
     notes = [*common_notes(benchmark, results, summaries, constants), *benchmark.notes(results, summaries)]
-    if others := len(result_files(out)) - len(whole):
+    if others := len([*out.glob(f"runs/*/*/seed*/{RESULT_FILE}")]) - len(whole):
         notes.append(f"{out} also holds {counted(others, 'result')} of other settings or tasks")
     table = benchmark.table(summaries, constants, notes)
     if any("±" in cell for row in table.rows for cell in row):  # one seed has no deviation
@@ -171,7 +171,7 @@ def common_notes(
         if summary.trial == LINEAR:
             yield f"{labels[task]}: the linear model is better by two standard errors: it is kept, predicts and is exported"
         elif LINEAR in summary.beside and summary.beside[LINEAR][summary.main_score].median > summary.main.median:
-            yield f"{labels[task]}: the linear model is not better by two standard errors: the trained one is kept"
+            yield f"{labels[task]}: the linear model is not better than the trained one by two standard errors: that is kept"
         elif summary.num_trials > 1:
             yield (
                 f"{labels[task]}: {summary.trial}, selected from {summary.num_trials} combinations by the highest median "
@@ -195,12 +195,13 @@ def ratio_error(parts: Sequence[float], wholes: Sequence[float]) -> float:
 
 
 def standard_error(score: str, value: float, num_scored: int) -> float:
-    """Return that of a share of right examples, sqrt(p (1 - p) / n), or of a correlation, (1 - r^2) / sqrt(n), in percent; 0
-    for other kinds of scores, and for perfect ones."""
+    """Return that of a share of right examples, sqrt(p (1 - p) / n) with two right and two wrong ones more, so that it is not 0
+    for a perfect one (Agresti and Coull 1998), or of a correlation, (1 - r^2) / sqrt(n), in percent; 0 for other scores."""
     share = min(max(value / 100, -1.0), 1.0)
     if score in CORRELATIONS:
         return 100 * (1 - share**2) / math.sqrt(num_scored)
-    return 100 * math.sqrt(max(share, 0.0) * (1 - share) / num_scored) if score == "accuracy" else 0.0
+    share = (share * num_scored + 2) / (num_scored + 4)
+    return 100 * math.sqrt(share * (1 - share) / (num_scored + 4)) if score == "accuracy" else 0.0
 
 
 def error_in_words(score: str, scores: Mapping[str, float], num_scored: int, unit: str) -> str:
@@ -235,4 +236,4 @@ def table_of_test(
 def export_notice(out: Path, best: RunResult, flags: str = "") -> str:
     """Return the line that says how the best run of a table is exported; ``flags`` begin with a space."""
     checkpoint = shlex.quote(str(best.checkpoint_in(out)))
-    return f"to export the run that is best on dev: amos export {checkpoint} HF_DIR{flags}"
+    return f"to export the selected run: amos export {checkpoint} HF_DIR{flags}"

@@ -170,6 +170,9 @@ def write_card(
     result = read_result(loaded.file.parent)
     if result is not None and (result.checkpoint != loaded.file.name or len(loaded.heads) > 1):
         result = None  # of several tasks it has the scores of all
+    files = loaded.file.absolute().parents[2].glob(f"*/seed*/{RESULT_FILE}") if result else ()
+    data_of = [read_result(file.parent).settings["data_sha256"] for file in files]
+    num_compared = result and data_of.count(result.settings["data_sha256"])
     on_test = read_json(loaded.file.parent / SCORES_OF_TEST, "remove it", optional=True) or {}
     data = ModelCardData(
         license="unknown",
@@ -193,7 +196,7 @@ def write_card(
         is_linear=bool(result and result.trial == LINEAR),
         has_pooler=has_pooler,
         on_test=shown_scores({score: on_test[score] for score in result.scores if score in on_test}) if result else {},
-        num_runs=len([*loaded.file.parent.parent.parent.glob(f"*/seed*/{RESULT_FILE}")]),
+        num_runs=num_compared,
         # The model whose weights the run started from; empty without one.
         started_from=loaded.imported_from or origin_of(loaded.parent) or "/".join(Path(loaded.parent).parts[-2:]),
         agreement=agreement,

@@ -214,7 +214,8 @@ class Tables:
         if twice := [name for name in space.names if alike[name.lower()] > 1]:
             notes.append(f"{self.label_name}: names that differ only in case: {listed(twice)}")
         if kind == "labels" and not marks and not any(len(labels) > 1 for labels in train.labels):
-            notes.append(f"no row has more than one label: check --label-separator {self.label_separator!r}")
+            advice = f"--label-separator {self.label_separator!r} is for text, --kind classes for one label a row"
+            notes.append(f"no row has more than one label: {advice}")
         splits = {"train": train, "valid": dev}
         if test is not None:
             splits["test"] = test = self._parsed(self.test, test, kind, marks)

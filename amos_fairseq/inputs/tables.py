@@ -340,9 +340,9 @@ def plain(value: Any) -> Any:
 def held_out(
     examples: Sequence[Hashable], source: str | Path, what: str, classes: Sequence[Hashable] | None = None
 ) -> list[int]:
-    """Return the indices of a tenth of the examples, and of 50 or of a fifth where that is more but not more than 50, chosen at
-    random, to score on. Equal ones are on the same side. With ``classes``, one for each example, dev has nearly their shares,
-    and one of each where there is room."""
+    """Return the indices of a fifth of the examples, but of 50 at most, or of a tenth where that is more, chosen at random, to
+    score on. Equal ones are on the same side. With ``classes``, one for each example, dev has nearly their shares, and one of
+    each where there is room."""
     indices: dict[Hashable, list[int]] = {}
     for index, example in enumerate(examples):
         indices.setdefault(example, []).append(index)
@@ -360,7 +360,7 @@ def held_out(
     if len(groups) < 10 or not dev:
         of_classes = "" if classes is None else f" of {len(sizes):,} classes"
         advice = "give --dev"
-        if classes and len(groups) >= 10 and len(sizes) in (1, len(groups)):  # all the same, or identifiers
+        if classes and len(groups) >= 10 and len(sizes) == len(groups):  # identifiers
             advice = "give another --label"
         elif classes and len(sizes) > len(groups):
             advice = "exchange --text and --label"

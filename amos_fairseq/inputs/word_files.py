@@ -420,7 +420,7 @@ def _read_spans(table: TableFile, spans_name: str | None, column: str) -> WordFi
             fits.update(shift for start, _, _ in spans for shift in (0, 1) if start - shift in begins)
         sentences.append(sentence)
     if fits[1] > 2 * fits[0] + 2:
-        raise UserError(f"{table.path}: {fits[1]:,} spans begin one character behind a word's: count characters from 0")
+        raise UserError(f"{table.path}: {fits[1]:,} spans begin one character into a word: count characters from 0")
     return WordFile(table.path, f"{TEXTS}, spans in {spans_name}" if spans_name else TEXTS, sentences, left_out)
 
 

@@ -134,8 +134,7 @@ class Divergence(Hook):
     def after_load(self, cfg: Any, trainer: Trainer, epoch_itr: Any, extra_state: dict[str, Any] | None) -> None:
         """Restore the window where the run continues; a new run from old weights has its own."""
         if trainer.get_num_updates() > 0 and not cfg.reset_meters:
-            saved = (extra_state or {}).get(self.STATE)
-            self.recent.extend(filter(is_pair_of_floats, saved if isinstance(saved, list) else ()))
+            self.recent.extend((extra_state or {}).get(self.STATE, ()))
 
     def before_statistics(self, trainer: Trainer, norm: float | None, outputs: list[dict[str, Any]]) -> None:
         self.norm = norm
@@ -181,11 +180,6 @@ class Divergence(Hook):
         state["extra_state"][self.STATE] = list(self.recent)
 
 
-def is_pair_of_floats(value: Any) -> bool:
-    """Return whether this can be the loss and norm of an update; a checkpoint may be a stranger's."""
-    return isinstance(value, list) and len(value) == 2 and all(isinstance(number, float) for number in value)
-
-
 @dataclass
 class CollapseSettings(FairseqDataclass):
     collapse_updates: int = setting(
@@ -214,10 +208,8 @@ class Collapse(Hook):
 
     def after_load(self, cfg: Any, trainer: Trainer, epoch_itr: Any, extra_state: dict[str, Any] | None) -> None:
         """Restore the count where the run continues; a new run from old weights starts at 0."""
-        saved = (extra_state or {}).get(self.STATE)
-        is_count = type(saved) is int and saved >= 0  # a checkpoint may be a stranger's
-        if trainer.get_num_updates() > 0 and not cfg.reset_meters and is_count:
-            self.count = saved
+        if trainer.get_num_updates() > 0 and not cfg.reset_meters:
+            self.count = (extra_state or {}).get(self.STATE, 0)
 
     def after_update(self, trainer: Trainer, logged: dict[str, Any] | None) -> None:
         patience = getattr(trainer.task.cfg, "collapse_updates", 0)

@@ -206,10 +206,11 @@ def unknown_pieces(number: int, pieces: int) -> dict[str, float]:
     return {"unknown": number, "unknown_share": number / max(1, pieces)}
 
 
-def describe_unknown(facts: Mapping[str, Any], advice: str = OTHER_CHECKPOINT) -> str:
-    """Return a text about the :func:`unknown_pieces` of ``facts``, with ``advice`` if these are many."""
+def describe_unknown(
+    facts: Mapping[str, Any], advice: str = OTHER_CHECKPOINT, largest: float = LARGEST_SHARE_OF_LABELED
+) -> str:
+    """Return a text about the :func:`unknown_pieces` of ``facts``, with ``advice`` if their share is above the ``largest``."""
     text = f"{facts['unknown_share']:.3%} of the pieces unknown ({facts['unknown']:,})"
-    largest = LARGEST_SHARE_OF_LABELED if advice == OTHER_CHECKPOINT else LARGEST_SHARE
     are_many = facts["unknown"] > HANDFUL and facts["unknown_share"] > largest
     return f"{text}: WARNING: {advice}" if are_many else text
 

@@ -43,6 +43,7 @@ from amos_fairseq.output.terminal import progress_bar, say
 from amos_fairseq.process import version_of
 from amos_fairseq.text import DEFAULT_VOCAB_SIZE
 from amos_fairseq.text.encoding import (
+    LARGEST_SHARE,
     NUM_FAIRSEQ_SYMBOLS,
     KilledWorkerError,
     available_processors,
@@ -113,7 +114,7 @@ def run(arguments: argparse.Namespace) -> None:
         manifest = {"made_of": made_of} | _join(root, out, inputs, split, shards, settings, tokenizer)
         (root / "corpus" / CORPUS_FILE).write_text(json_text(manifest), encoding="utf-8")
         _publish(root / "corpus", out)
-    say(describe_unknown(manifest["train"], ADVICE[settings.tokenizer is None]))
+    say(describe_unknown(manifest["train"], ADVICE[settings.tokenizer is None], LARGEST_SHARE))
     counts = f"{manifest['train']['tokens']:,} tokens to train on, {manifest['valid']['tokens']:,} to validate"
     if getattr(arguments, "for_adapt", False):  # which has a recipe of its own
         say(counts)

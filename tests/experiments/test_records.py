@@ -38,7 +38,7 @@ def test_the_summary_of_a_command_is_read_back(tmp_path, capsys):
         "MNLI": (60.0, 0.5, 3),
     }
     assert {task: run.seed for task, run in best_runs(tmp_path, "glue", "amos glue").items()} == {"RTE": 3, "MNLI": 3}
-    assert "glue: runs/RTE/00000000/seed3 is the best run on dev (accuracy 50.5)\n" in capsys.readouterr().err
+    assert "glue: runs/RTE/00000000/seed3 was selected on dev (accuracy 50.5)\n" in capsys.readouterr().err
     assert read_summary(tmp_path, "squad", "amos squad") is None
     with pytest.raises(UserError, match=r"has no squad\.json: give the --out of amos squad, once it has ended"):
         best_runs(tmp_path, "squad", "amos squad")
@@ -80,9 +80,19 @@ def test_a_run_of_several_tasks_has_a_result_for_each():
     assert {one.num_trials for one in summaries.values()} == {2}
 
 
-@pytest.mark.parametrize(("linear", "chosen"), [(69.9, ""), (70.1, "linear"), (60.0, "")])
-def test_a_linear_model_has_to_be_better_by_two_standard_errors(linear, chosen):
-    trained = make_result("t", 1, "accuracy", {"accuracy": 64.0, "accuracy_error": 2.0})
+@pytest.mark.parametrize(
+    ("linear", "trained", "chosen"),
+    [
+        (69.9, [64], ""),
+        (70.1, [64], "linear"),
+        (60, [64], ""),
+        (70.1, [60, 61, 65], ""),
+        (71.1, [60, 61, 65], "linear"),
+    ],
+)
+def test_a_linear_model_has_to_be_better_by_two_standard_errors(linear, trained, chosen):
+    """Than the best run of several seeds, too."""
+    results = [make_result("t", seed, "accuracy", {"accuracy": score}) for seed, score in enumerate(trained)]
     other = make_result("t", 1, "accuracy", {"accuracy": linear, "accuracy_error": 3.0}, trial="linear")
-    summary = summarize([trained, other])["t"]
+    summary = summarize([*results, other])["t"]
     assert (summary.trial, summary.best.trial, *summary.beside) == (chosen, chosen, "" if chosen else "linear")

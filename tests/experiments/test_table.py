@@ -109,14 +109,14 @@ def test_what_one_seed_and_a_small_dev_set_say(tmp_path):
 
 
 def test_standard_error_of_a_score() -> None:
-    """By hand: 1 / 20, 0.36 / 20; the last is a rounded 100."""
+    """By hand: 1 / 20, 0.36 / 20, and sqrt(22 / 24 x 2 / 24 / 24)."""
     for score, value, num_scored, error in (
         ("matthews", 0.0, 400, "about 5.0"),
         ("spearman", 80.0, 400, "about 1.8"),
+        ("accuracy", 100.0, 20, "about 5.6"),
     ):
         assert error_in_words(score, {score: value}, num_scored, "rows") == f"; standard error of {score} {error}"
-    for perfect_or_unknown in ({"accuracy": 100.0}, {"f1": 50.0}):
-        assert error_in_words(min(perfect_or_unknown), perfect_or_unknown, 20, "rows") == ""
+    assert error_in_words("f1", {"f1": 50.0}, 20, "rows") == ""
     given = error_in_words("f1", {"f1": 50.0, "f1_error": 2.51}, 20, "words")
     assert given == "; standard error of f1 about 2.5"
 

@@ -6,9 +6,13 @@ from types import SimpleNamespace
 
 from amos_fairseq.downstream.words.command import Tagging
 from amos_fairseq.experiments.benchmark import Benchmark
-from amos_fairseq.experiments.records import RunResult, summarize
+from amos_fairseq.experiments.records import RunResult, in_order, read_result, summarize
 from amos_fairseq.experiments.table import save_results
 from amos_fairseq.output.terminal import Table
+
+
+def read_results(out: Path) -> list[RunResult]:
+    return in_order(read_result(file.parent) for file in out.glob("runs/*/*/seed*/result.json"))
 
 
 def make_result(task: str, seed: int, main_score: str, scores: Mapping[str, float], trial: str = "") -> RunResult:

@@ -96,15 +96,15 @@ def test_card_of_a_fine_tuned_model(tmp_path, monkeypatch):
     settings = {"data_sha256": "0a1b", "rows": 1234, "hyperparameters": {"lr": 3e-4}, "precision": "bf16"}
     result = SimpleNamespace(checkpoint="checkpoint_last.pt", scores=scores, settings=settings, epoch=3.0, seed=2)
     result.notes, result.versions, result.trial = ["label: 2 classes"], {"amos_fairseq": "0.1.0"}, ""
-    monkeypatch.setattr(export_module, "read_result", lambda folder: result)
+    elsewhere = SimpleNamespace(settings={"data_sha256": "other"})
+    monkeypatch.setattr(export_module, "read_result", lambda folder: elsewhere if "other" in folder.parts else result)
     (run / "scores.test.json").write_text('{"accuracy": 69.0, "words": 12}')
-    other = tmp_path / "task" / "linear" / "seed1"
-    other.mkdir(parents=True)
-    for folder in (run, other):
+    for folder in (run, tmp_path / "task" / "linear" / "seed1", tmp_path / "task" / "other" / "seed1"):
+        folder.mkdir(parents=True, exist_ok=True)
         (folder / "result.json").touch()
     card = card_of(run, tmp_path / "out")
     for row in (
-        "| Scores on dev | accuracy 71.25, macro F1 70; the best of 2 models on the same data |",
+        "| Scores on dev | accuracy 71.25, macro F1 70; one of 2 models that were compared on these data |",
         "| Scores on test | accuracy 69 |",
         "| sha256 of the data | 0a1b |",
         "| Training | 1,234 examples, 3 epochs, peak rate 0.0003, seed 2, bf16, amos_fairseq 0.1.0 |",

@@ -333,7 +333,7 @@ REFUSED = [
     ('{"text": "a", "label": "b"}', f"row 1: 'a' is no text, or 'b' no list of spans: {FORMS}"),
     (
         '{"text": "one two", "spans": [[5, 7, "X"]]}\n' * 3,
-        "3 spans begin one character behind a word's: count .* from 0",
+        "3 spans begin one character into a word: count .* from 0",
     ),
     ('{"text": null, "spans": []}', "row 1: None is no text, or .. no list of spans: words"),
     *(

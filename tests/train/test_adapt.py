@@ -309,6 +309,7 @@ def test_all_steps_and_the_same_command_again(models: Path, tmp_path: Path) -> N
     assert "recipe" not in done.stderr.partition(expected)[0]
     held_out = r"rtd_auc was 0\.\d\d with MODEL and a new head \(so this does not .*\) and is 0\.\d\d at update 2\n"
     assert re.search(held_out, done.stderr)
+    assert "train longer" not in done.stderr  # the loss of masked tokens is that of a generator that does not train
     updates = [record["update"] for record in records(out / "run") if record["split"] == "train"]
     assert updates == [1, 2]  # at least ten, of more updates
     before = last.read_bytes()
@@ -324,5 +325,6 @@ def test_all_steps_and_the_same_command_again(models: Path, tmp_path: Path) -> N
     updates, minutes = re.search(r"([\d,]+) updates in (\S+) of 0\.2 minutes", log).groups()
     assert int(updates.replace(",", "")) > 5
     assert 0.05 < float(minutes) < 0.5  # on busy cores
+    assert re.search(r"WARNING: the loss of masked tokens on held-out .* train longer, or on more text", again.stderr)
     assert f"adapt: nothing to do: {tmp_path / 'timed' / 'run'} is finished" in again.stderr
     assert torch.isfinite(trained["detection_head.output.weight"]).all()

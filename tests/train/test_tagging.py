@@ -76,7 +76,7 @@ def test_entities_and_parts_of_speech_are_learned(place, learned, learned_pos):
     assert json.loads((place / "out" / "tagging.json").read_text())["tasks"]["tagging-ner"]["main_score"] == "f1"
 
     best = run_of(place / "pos", "tagging-pos")
-    assert f"\nto export the run that is best on dev: amos export {best}/checkpoint_" in learned_pos
+    assert f"\nto export the selected run: amos export {best}/checkpoint_" in learned_pos
     summary = json.loads((place / "pos" / "tagging.json").read_text())
     accuracy = summary["tasks"]["tagging-pos"]["scores"]["accuracy"]["median"]
     of_pos = predictions(best / "predictions.txt")

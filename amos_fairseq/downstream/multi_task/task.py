@@ -1,7 +1,7 @@
 """Several tasks of texts with one encoder and a head each (thesis, chapter 3): model, fairseq's task and criterion."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -117,7 +117,7 @@ class MultiTask(TextClassificationTask):
         for name, task in self.text_tasks.items():
             model.register_classification_head(name, task.record["num_classes"], task.scale)
         model.head_of_task = {name: name for name in self.text_tasks}
-        return {name: head_outputs(task.record) for name, task in self.text_tasks.items()}
+        return {name: replace(head_outputs(task.record), name=name) for name, task in self.text_tasks.items()}
 
     def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **kwargs: Any) -> None:
         training, teachers = split == self.cfg.train_subset, {}

@@ -62,7 +62,9 @@ def text_scores(kind: str, predictions: np.ndarray, targets: np.ndarray, names: 
 
 
 def fit_temperature(logits: np.ndarray, targets: np.ndarray) -> float:
-    """Return T between 0.5 and 20 with the least cross-entropy of softmax(logits / T) (Guo et al. 2017, section 4.2).
+    """Return T between 0.05 and 20 with the least cross-entropy of softmax(logits / T) (Guo et al. 2017, section 4.2).
+
+    One more row has each class in equal shares (as Platt 1999): a few rows that are all right do not make T infinitely small.
 
     Args:
         logits: [N, classes]; targets: [N] int64, without those that are no class.
@@ -72,9 +74,10 @@ def fit_temperature(logits: np.ndarray, targets: np.ndarray) -> float:
 
     def loss(log_temperature: float) -> float:
         log_probabilities = log_softmax(logits / np.exp(log_temperature), axis=1)
-        return -float(np.take_along_axis(log_probabilities, targets[:, None], axis=1).mean())
+        of_targets = np.take_along_axis(log_probabilities, targets[:, None], axis=1)
+        return -float(of_targets.sum() + log_probabilities.mean())
 
-    return float(np.exp(minimize_scalar(loss, bounds=np.log([0.5, 20]), method="bounded").x))
+    return float(np.exp(minimize_scalar(loss, bounds=np.log([0.05, 20]), method="bounded").x))
 
 
 def calibration_error(logits: np.ndarray, targets: np.ndarray) -> float:

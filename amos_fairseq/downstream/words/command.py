@@ -155,11 +155,6 @@ class ColumnData:
             yield held_out_note(len(self.dev), len(self.train), "sentences", self.column.held_out)
         if self.column.seen:
             yield seen_note(self.column.seen, len(self.dev), "sentences")
-        known = {label for index in range(len(self.train)) for label in self.train.labels(index)}
-        if unknown := sorted(
-            {label for labels in self.gold() for label in labels} - {self.column.labels[i] for i in known}
-        ):
-            yield f"{len(unknown)} labels of dev that no training word has cannot be learned: {', '.join(unknown):.100}"
         for name, sentences in (("training", self.train), ("dev", self.dev), ("unlabeled", self.unlabeled)):
             if sentences is not None and sentences.cut_words:
                 counted = f", and {cut_in_dev}" if sentences is self.dev else ""

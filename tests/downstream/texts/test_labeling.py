@@ -21,9 +21,9 @@ from amos_fairseq.downstream.texts.command import main
 from amos_fairseq.downstream.texts.labeling import label_table, table_lines
 from amos_fairseq.downstream.texts.prepare import NAME
 from amos_fairseq.errors import UserError
-from amos_fairseq.experiments.records import read_results
 from amos_fairseq.experiments.table import run_benchmark
 from amos_fairseq.inputs.tables import TableFile
+from tests.helpers.benchmark_summary import read_results
 
 TEXTS = ["the quick fox", "a lazy dog", "over the end", "jumps and jumps", "brown"]
 

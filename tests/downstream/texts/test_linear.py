@@ -16,8 +16,9 @@ from amos_fairseq.downstream.model import TEXT_HEAD
 from amos_fairseq.downstream.texts.dataset import open_texts
 from amos_fairseq.downstream.texts.linear import INVERSE_PENALTY, linear_layer
 from amos_fairseq.downstream.texts.prepare import NAME
-from amos_fairseq.experiments.records import best_runs, read_results
+from amos_fairseq.experiments.records import best_runs
 from amos_fairseq.experiments.table import run_benchmark
+from tests.helpers.benchmark_summary import read_results
 
 WORDS = {"fox": "a", "dog": "b", "end": "c"}
 

@@ -132,6 +132,8 @@ def test_temperature_and_calibration_error():
         return torch.nn.functional.cross_entropy(torch.tensor(logits / divisor), torch.tensor(targets)).item()
 
     assert loss(temperature) <= min(loss(divisor) for divisor in np.arange(2, 4, 0.01)) + 1e-6
+    # One more row, half of it wrong: the probability is 20.5 / 21.
+    assert fit_temperature(np.array([[1.0, 0.0]] * 20), np.zeros(20, int)) == pytest.approx(1 / np.log(41), rel=1e-3)
     # In 15 bins of some 133 rows the mean distance of a share is below sqrt(1/4 / 133) = 4.3 %.
     assert calibration_error(logits / temperature, targets) < 4.3 < 10 < calibration_error(logits, targets)
     # Probabilities 0.9, 0.9, 0.6 and right, wrong, right: 2/3 |0.9 - 1/2| + 1/3 |0.6 - 1|.

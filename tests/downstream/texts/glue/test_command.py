@@ -18,7 +18,8 @@ from amos_fairseq.downstream.texts.glue.command import average, glue_table, task
 from amos_fairseq.downstream.texts.glue.tasks import AVERAGED, TASKS
 from amos_fairseq.downstream.texts.scores import text_scores
 from amos_fairseq.errors import UserError
-from amos_fairseq.experiments.records import ConstantScores, Summary, best_run, read_results, spread_of, summarize
+from amos_fairseq.experiments.records import ConstantScores, Summary, best_run, spread_of, summarize
+from tests.helpers.benchmark_summary import read_results
 
 
 def test_scores_by_hand():

@@ -14,8 +14,8 @@ from amos_fairseq.checkpoints.read import load_checkpoint
 from amos_fairseq.downstream.texts.command import read_text_data
 from amos_fairseq.downstream.texts.glue.command import GlueOptions, open_glue, read_teachers
 from amos_fairseq.errors import UserError
-from amos_fairseq.experiments.records import read_results
 from amos_fairseq.experiments.table import run_benchmark
+from tests.helpers.benchmark_summary import read_results
 
 
 def test_each_seed_learns_from_the_same_seed(start, data, tmp_path, fake_training):
