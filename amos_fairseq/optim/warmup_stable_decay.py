@@ -16,7 +16,6 @@ from fairseq.optim import FairseqOptimizer
 from fairseq.optim.lr_scheduler import FairseqLRScheduler, register_lr_scheduler
 from omegaconf import II
 
-from amos_fairseq.errors import UserError
 from amos_fairseq.setting_checks import setting
 
 
@@ -83,8 +82,6 @@ class WarmupStableDecay(FairseqLRScheduler):
         super().load_state_dict({"best": state_dict.get("best")})
         for name in self.STATE:  # fairseq's polynomial_decay has none of them
             setattr(self, name, state_dict.get(name, getattr(self, name)))
-        if not 0 <= self.seconds < math.inf:
-            raise UserError(f"the checkpoint has trained for {self.seconds:g} s: it is damaged; give another one")
 
     def begin_branch(self, num_updates: int) -> None:
         """Decay from the loaded checkpoint on, in ``minutes`` that begin now, or until ``total_num_update``."""

@@ -202,7 +202,8 @@ def test_settings_that_are_refused(save_dir):
         ({"device": "cuda:99"}, "device cuda:99 cannot be used"),
         ({"device": "abacus"}, "device abacus cannot be used"),
         ({"dtype": "bfloat16"}, "device cpu, dtype 'bfloat16' cannot be used"),
-        ({"batch_size": 0}, "batch_size 0: give 1 or more"),
+        ({"dtype": torch.int8}, "device cpu, dtype torch.int8 cannot be used"),
+        ({"batch_size": 0}, "batch_size 0: give an int of 1 or more"),
         ({"layer": 3}, "layer 3 is no layer of this encoder: give a number from 0 to 2"),
         ({"layer": "mix"}, "layer mix is no layer"),
     ):

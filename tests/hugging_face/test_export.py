@@ -20,7 +20,7 @@ from tokenizer_text import ALPHABETS, HOSTILE, learn, random_texts, word_level_d
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Library
 
-from amos_fairseq.checkpoints.read import dictionary_of, load_checkpoint
+from amos_fairseq.checkpoints.read import dictionary_of, load_checkpoint, origin_of
 from amos_fairseq.cli.main import main
 from amos_fairseq.errors import UserError
 from amos_fairseq.files import file_sha256
@@ -121,6 +121,15 @@ def test_card_of_a_fine_tuned_model(tmp_path, monkeypatch):
     assert "| Updates |" not in of_linear
     result.checkpoint = "checkpoint_best.pt"  # not the one that is exported
     assert "Scores on dev" not in card_of(run / "checkpoint_last.pt", tmp_path / "other")
+
+
+def test_origin_of_runs_that_began_with_each_other(tmp_path):
+    first, second = (write_run(tmp_path / name) / "checkpoint_last.pt" for name in ("first", "second"))
+    for run, parent in ((first, second), (second, first)):
+        state = torch.load(run, weights_only=True)
+        state["cfg"]["checkpoint"] = {"finetune_from_model": str(parent)}
+        torch.save(state, run)
+    assert origin_of(str(first)) == "second, 7 updates, then 7 updates (amos)"
 
 
 def test_card_of_an_imported_model(tmp_path):

@@ -97,21 +97,7 @@ def test_code_of_the_card(folders, monkeypatch):
     ]
 
 
-PARTS = [
-    "bakelimo",
-    "nu-Tare",
-    "sí",
-    "York",
-    "Jan-Peter",
-    "U.S.",
-    "don't",
-    "(3.5%)",
-    "browned",
-    "été",
-    "北京",
-    "-",
-    "…",
-]
+PARTS = ["bakelimo", "nu-Tare", "sí", "Jan-Peter", "U.S.", "don't", "(3.5%)", "browned", "été", "北京", "-", "…"]
 SPAN_LABELS = ["O", "B-X", "I-X", "B-Y", "I-Y"]
 
 

@@ -146,6 +146,9 @@ def test_another_command_replaces_one_that_never_trained(models, trained, tmp_pa
     adapt(models, out, "mpnet", "--updates", "3")  # with another tokenizer
     adapt(models, out, "headless", "--document", "line")
     assert json.loads(manifest.read_text(encoding="utf-8"))["settings"]["document"] == "line"
+    (tmp_path / "rows.jsonl").write_text("\n".join(json.dumps({"body": line}) for line in LINES * 4))
+    rows, table = (str(tmp_path / name) for name in ("rows", "rows.jsonl"))
+    assert main(["adapt", str(models / "headless"), table, "--out", rows, "--text-column", "body"]) == 0
     (out / "run").mkdir()
     (out / "run" / "checkpoint_last.pt").touch()
     files = {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.is_file()}

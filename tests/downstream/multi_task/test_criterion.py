@@ -60,7 +60,9 @@ def make(start, data, *names, teacher=None, **settings):
     torch.manual_seed(1)
     loaded = load_checkpoint(start)
     model = MultiTaskModel(loaded.model.cfg, loaded.model.vocabulary)
-    task.add_head(model)
+    for each in task.text_tasks.values():
+        each.record["label_column"] = "label"  # as amos classify writes it
+    assert [outputs.name for outputs in task.add_head(model).values()] == [*names]
     for split in ("train", "valid"):
         task.load_dataset(split)
     return task, model

@@ -73,6 +73,7 @@ def test_the_better_one_is_kept_and_predicts(start, fake_training, tmp_path):
         assert flag in " ".join(command)
     best = best_runs(tmp_path / "out", NAME, "amos classify")[NAME]
     assert best == results["linear", 1]
+    assert best.scores["accuracy_error"] > 0
     assert best.main > max(results["", seed].main for seed in (1, 2)) + 20
     assert [path.parent.name for path in tmp_path.glob("out/runs/*/*/*/*.pt")] == ["seed1"]
     names = [row[0] for row in outcome.table.rows]
