@@ -171,7 +171,7 @@ def common_notes(
         if summary.trial == LINEAR:
             yield f"{labels[task]}: the linear model is better by two standard errors: it is kept, predicts and is exported"
         elif LINEAR in summary.beside and summary.beside[LINEAR][summary.main_score].median > summary.main.median:
-            yield f"{labels[task]}: the linear model is not better than the trained one by two standard errors: that is kept"
+            yield f"{labels[task]}: the trained model is kept: the linear one is not better by two standard errors"
         elif summary.num_trials > 1:
             yield (
                 f"{labels[task]}: {summary.trial}, selected from {summary.num_trials} combinations by the highest median "
