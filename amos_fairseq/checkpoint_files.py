@@ -124,7 +124,8 @@ def num_updates_of(path: str, checkpoint: dict[str, Any]) -> int:
     try:
         return whole_number(last.get("num_updates") if isinstance(last, dict) else None)
     except ValueError as error:
-        raise UserError(f"{path} does not say after how many updates it was saved ({error}): give another") from error
+        advice = "give a checkpoint of fairseq, or a folder of Hugging Face"
+        raise UserError(f"{path} does not say after how many updates it was saved ({error}): {advice}") from error
 
 
 @dataclass(frozen=True)

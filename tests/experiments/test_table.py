@@ -106,6 +106,9 @@ def test_what_one_seed_and_a_small_dev_set_say(tmp_path):
         constants = {"Toy": ConstantScores(9, {"most frequent class": {"accuracy": constant}})}
         notes = common_notes(toy, [best], summarize([best]), constants)
         assert any('no score on dev is above that of "most frequent class"' in note for note in notes) == is_as_good
+    linear = make_result("Toy", 1, "accuracy", {"accuracy": 99.0, "accuracy_error": 20.0}, "linear")
+    notes = common_notes(toy, [best], summarize([best, linear]), {})
+    assert any("the trained model is kept: the linear one is not better" in note for note in notes)
 
 
 def test_standard_error_of_a_score() -> None:
