@@ -251,8 +251,10 @@ def describe_held_out(records: list[dict[str, Any]], is_new: bool) -> str:
     unit = "" if key == "rtd_auc" else " nats"
     new = " and a new head (so this does not compare the encoders)" if is_new else ""
     name = f" with MODEL{new}" if first == 0 else f" at update {first:,}"
-    entropy = f" (unigram entropy: {validations[-1].get('unigram_entropy', math.nan):.2f})" if unit else ""
-    return f"on held-out text, {key} was {before:.2f}{unit}{name} and is {after:.2f}{unit} at update {last:,}{entropy}"
+    unigram = f"unigram entropy: {validations[-1].get('unigram_entropy', math.nan):.2f}"
+    beside = unigram if unit else "chance: 0.50; where the generator trains, its samples have changed too"
+    now = f"is {after:.2f}{unit} at update {last:,} ({beside})"
+    return f"on held-out text, {key} was {before:.2f}{unit}{name} and {now}"
 
 
 def compose(recipe: Path) -> DictConfig:

@@ -203,8 +203,8 @@ def test_a_text_that_is_encoded_may_be_removed(models, trained, tmp_path, capsys
     assert trained == ["adapt.yaml"] * 2
 
 
-def test_a_tenth_of_the_text_is_held_out_up_to_a_quarter_of_a_megabyte(models, trained, tmp_path) -> None:
-    """20,000 tokens or more, where a tenth has them."""
+def test_a_fifth_of_the_text_is_held_out_up_to_a_quarter_of_a_megabyte(models, trained, tmp_path) -> None:
+    """20,000 tokens or more, where a fifth has them."""
     lines = [f"{line} {number}" for number in range(1000) for line in LINES]
     for count, tokens in ((40_000, (20_000, math.inf)), (400, (0, 20_000))):
         text = tmp_path / f"{count}.txt"
@@ -212,7 +212,7 @@ def test_a_tenth_of_the_text_is_held_out_up_to_a_quarter_of_a_megabyte(models, t
         out = tmp_path / f"out{count}"
         assert main(["adapt", str(models / "bert"), str(text), "--out", str(out)]) == 0
         corpus = json.loads((out / "data" / "corpus.json").read_text())
-        share = min(0.1, 250_000 / text.stat().st_size)
+        share = min(0.2, 250_000 / text.stat().st_size)
         assert corpus["valid"]["bytes"] / text.stat().st_size == pytest.approx(share, rel=0.06)
         assert tokens[0] <= corpus["valid"]["tokens"] < tokens[1]
 
@@ -310,7 +310,7 @@ def test_all_steps_and_the_same_command_again(models: Path, tmp_path: Path) -> N
     expected = f"2 updates, which read the text {2 * 4 * (length - 1) / num_tokens:.2g} times; "
     assert f"adapt: {expected}peak of the learning rate 5e-05, of the new head 0.0005" in done.stderr
     assert "recipe" not in done.stderr.partition(expected)[0]
-    held_out = r"rtd_auc was 0\.\d\d with MODEL and a new head \(so this does not .*\) and is 0\.\d\d at update 2\n"
+    held_out = r"rtd_auc was 0\.\d\d with MODEL and a new head \(so .*\) and is 0\.\d\d at update 2 \(chance: 0\.50;"
     assert re.search(held_out, done.stderr)
     assert "train longer" not in done.stderr  # the loss of masked tokens is that of a generator that does not train
     updates = [record["update"] for record in records(out / "run") if record["split"] == "train"]
