@@ -27,7 +27,7 @@ def add_parser(subparsers: Any) -> None:
         parser,
         "directory that amos prepare tagging wrote",
         has_pooling=False,
-        dev_default=" (default: a random tenth of --train, more of a small file)",
+        dev_default=" (default: a random fifth of --train, but 50 sentences at most, or a tenth if more)",
         raw_help="CoNLL-U, one word a line with its labels behind it, or tables: lists of words and labels, texts with spans",
         several_data=True,
         recipe="own_labels",
