@@ -25,7 +25,7 @@ def add_parser(subparsers: Any) -> None:
     add = parser.add_argument
     text = "table with a header: .tsv, .csv, JSON lines, Parquet, or a folder of datasets"
     add("--train", metavar="FILE", type=Path, help=text)
-    text = "table to score on (default: a random fifth of --train, but 50 rows at most, or a tenth if more; stratified by class)"
+    text = "table to score on (default: a random fifth of --train, 50 rows at most, or a tenth if more; stratified by class)"
     add("--dev", metavar="FILE", type=Path, help=text)
     text = "table to score the selected run on, beside dev"
     add("--test", metavar="FILE", type=Path, help=text)
