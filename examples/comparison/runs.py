@@ -17,11 +17,11 @@ from entries import Entry, hydra_overrides
 from omegaconf import DictConfig, OmegaConf
 from tqdm import tqdm
 
-from amos_fairseq.checkpoint_files import read_header
+from amos_fairseq.checkpoint_files import read_header, training_seconds_of
 from amos_fairseq.errors import INTERRUPTED, REQUEUE, UserError
 from amos_fairseq.experiments.benchmark import Stopped
-from amos_fairseq.experiments.records import RunResult, read_results
-from amos_fairseq.experiments.runner import PACKAGE, environment, train, training_seconds
+from amos_fairseq.experiments.records import RESULT_FILE, RunResult, in_order, read_result
+from amos_fairseq.experiments.runner import PACKAGE, environment, train
 from amos_fairseq.process import python_command
 from amos_fairseq.recipes.composition import RECIPES
 from amos_fairseq.run.metrics_file import read_records
@@ -201,7 +201,7 @@ class Pretraining:
     def hours(self, share: float) -> float | None:
         """Return the training time up to a checkpoint, including validation, saving, and all parts of a resumed run."""
         file = self.checkpoint(share)
-        return training_seconds(file) / 3600 if file else None
+        return training_seconds_of(read_header(str(file))) / 3600 if file else None
 
     def tokens_per_second(self) -> float | None:
         """Return the median over the logged intervals; None before the first."""
@@ -281,7 +281,8 @@ class FineTuning:
     @property
     def results(self) -> list[RunResult]:
         """Results of the requested tasks and seeds; the folder may contain more."""
-        found = read_results(self.directory)
+        files = self.directory.glob(f"runs/*/*/seed*/{RESULT_FILE}")
+        found = in_order(read_result(file.parent) for file in files)
         return [result for result in found if result.task in self.tasks and result.seed <= self.num_seeds]
 
     @property

@@ -137,7 +137,7 @@ def test_other_words_get_the_labels_of_the_evaluation(place, learned, learned_po
             assert re.search(f"tag: {tmp_path / form}: [^,]*: 40 sentences of ", printed.err)
             assert f"{out}, {column}: 40 sentences" in printed.out
             best = run_of(outs[column], f"tagging-{column}").relative_to(outs[column])
-            assert f"{best} is the best run" in printed.err
+            assert f"{best} was selected on dev" in printed.err
     raw = [" ".join(rows).replace(" ,", ",") for rows in words]
     (tmp_path / "raw").write_text("\n\n".join(raw))
     for form, column in (("glued", "pos"), ("glued", "ner"), ("raw", "ner")):
