@@ -210,8 +210,9 @@ def describe_result(cfg: DictConfig, run: Path) -> Iterator[str]:
     start, device = Path(cfg.checkpoint.finetune_from_model), "cpu"
     if torch.cuda.is_available() and not cfg.common.cpu:
         device = "cuda"
-    lines = unrelated_lines(cfg.task.data, min(LONGEST, cfg.task.tokens_per_sample - 2))
-    if len(lines) > 1 and start.exists():  # of a finished run it may be gone
+    are_there = start.exists() and Path(cfg.task.data).is_dir()  # of a finished run they may be gone
+    lines = unrelated_lines(cfg.task.data, min(LONGEST, cfg.task.tokens_per_sample - 2)) if are_there else []
+    if len(lines) > 1:
         before, after = (mean_cosine(amos_fairseq.load(file, device=device), lines) for file in (start, run))
         yield f"mean cosine of {len(lines)} unrelated lines, mean pooling: MODEL {before:.3f}, the result {after:.3f}"
     yield f"done. For Hugging Face: amos export {shlex.quote(str(run))} FOLDER; to compare both on labels of yours:"

@@ -73,8 +73,7 @@ class Encoder(nn.Module):
     def __init__(self, loaded: LoadedCheckpoint, batch_size: int = BATCH_SIZE, layer: int | None = None) -> None:
         super().__init__()
         num_layers = len(loaded.model.encoder.layers)  # raises now, not at the first text, if the model has no encoder
-        is_count = type(batch_size) is int and batch_size > 0
-        problem = "" if is_count else f"batch_size {batch_size!r}: give an int of 1 or more"
+        problem = "" if type(batch_size) is int and batch_size > 0 else f"batch_size {batch_size!r}: give an int >= 1"
         if layer is not None and not (type(layer) is int and 0 <= layer <= num_layers):
             problem = f"layer {layer} is no layer of this encoder: give a number from 0 to {num_layers}"
         if problem:

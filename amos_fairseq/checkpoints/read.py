@@ -74,10 +74,9 @@ class LoadedCheckpoint:
 
     def head(self, name: str) -> HeadOutputs:
         if name not in self.heads:
-            known = f"it has {', '.join(self.heads)}): give one of them"
-            if not self.heads:
-                known = "it has none; that of a Hugging Face folder is not read): fine-tune it first"
-            raise UserError(f"{self.file} has no head {name} ({known}")
+            known = f"{', '.join(self.heads)}): give one of them"
+            none = "none; that of a Hugging Face folder is not read): fine-tune it first"
+            raise UserError(f"{self.file} has no head {name} (it has {known if self.heads else none}")
         return self.heads[name]
 
     @property

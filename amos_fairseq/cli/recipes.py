@@ -24,7 +24,9 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    names = list(arguments.recipes) or sorted(packaged_recipes(), key=by_size)
+    names = list(arguments.recipes) or sorted(
+        packaged_recipes(), key=lambda name: SIZES.index(name.removesuffix("_pp").rpartition("_")[2])
+    )
     if arguments.variants:
         names += packaged_recipes("variants/*.yaml")
     located = [(name, *find_recipe(name)) for name in names]  # a wrong name is reported before anything is counted
@@ -43,10 +45,6 @@ def costs_of_recipes(located: list[tuple[str, Path, str]]) -> Iterator[Costs]:
 
             costs = count_costs(name, config_dir)
         yield {"recipe": title} | costs
-
-
-def by_size(name: str) -> int:
-    return SIZES.index(name.removesuffix("_pp").rpartition("_")[2])
 
 
 def table(rows: Iterator[dict[str, Any]], width: int) -> Iterator[str]:

@@ -101,7 +101,8 @@ def read_pretrained_checkpoint(checkpoint: str | Path, from_scratch: bool = Fals
     if model.get("pooler_activation_fn") == LINEAR_HEAD:
         del model["pooler_activation_fn"]
     num_updates = int(header["optimizer_history"][-1]["num_updates"])
-    source = origin_of(str(file)) if import_source(header["cfg"]["task"]) or parent_of(header["cfg"]) else ""
+    start = import_source(header["cfg"]["task"]) or os.path.isfile(parent_of(header["cfg"]))
+    source = origin_of(str(file)) if start else ""
     sha256, arch = file_sha256(file), settings["_name"]
     more = {"pooling": settings["pooling"], "source": source}
     return PretrainedCheckpoint(file, sha256, arch, model, header["task_state"], num_updates, from_scratch, **more)

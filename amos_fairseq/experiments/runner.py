@@ -8,10 +8,8 @@ result: finished runs are not repeated, stopped ones continue, and a command wit
 import contextlib
 import dataclasses
 import io
-import itertools
 import math
 import multiprocessing
-import operator
 import os
 import queue
 import signal
@@ -33,7 +31,15 @@ from tqdm import tqdm
 from amos_fairseq.checkpoint_files import read_header, training_seconds_of
 from amos_fairseq.errors import EXIT_CODES, IN_OUT, INTERRUPTED, REQUEUE, UserError, explain_os_errors, handled_signals
 from amos_fairseq.experiments.benchmark import Benchmark, RunFailed, Stopped, TaskRun, counted
-from amos_fairseq.experiments.records import RunResult, best_run, in_order, package_versions, read_result, write_result
+from amos_fairseq.experiments.records import (
+    RESULT_FILE,
+    RunResult,
+    best_run,
+    in_order,
+    package_versions,
+    read_result,
+    write_result,
+)
 from amos_fairseq.files import explain_write_errors, whole_file
 from amos_fairseq.process import SECONDS_TO_SAVE, ForkedCommand
 from amos_fairseq.recipes import PACKAGE
@@ -130,18 +136,18 @@ class Runner:
         self._lock = threading.Lock()  # of results, and of the checkpoints that stay
 
     def execute(self, runs: Sequence[TaskRun]) -> None:
-        """Execute the runs without a result, and the best finished one if its weights are gone, because another command in OUT
-        preferred another run; a failure does not stop the others.
+        """Execute the runs that have no result yet; a failure does not stop the others.
 
         After a signal, wait until the processes have saved their state and exited, and raise :class:`Stopped`.
         """
         out = self.session.out
         with explain_os_errors(f"{out} cannot be written", ": give another --out"):
             (out / "runs").mkdir(parents=True, exist_ok=True)
-        by_task = itertools.groupby(self.results(runs), key=operator.attrgetter("task"))
-        best = [best_run(list(results)) for _, results in by_task]
-        gone = {out / each.directory for each in best if not each.checkpoint_in(out).is_file()}
-        open_runs = [run for run in runs if run.directory in gone or read_result(run.directory) is None]
+        finished = self.results(runs) if any(run.hyperparameters.linear for run in runs) else []
+        if finished and not (best := best_run(finished)).checkpoint_in(out).is_file():
+            # Another command with the same linear model has preferred a run of its own, and removed these weights.
+            (out / best.directory / RESULT_FILE).unlink()
+        open_runs = [run for run in runs if read_result(run.directory) is None]
         self.runs += runs
         self._num_done += len(runs) - len(open_runs)
         self._updates_to_do = sum(run.schedule.total_updates for run in open_runs)

@@ -170,8 +170,8 @@ def write_card(
     result = read_result(loaded.file.parent)
     if result is not None and (result.checkpoint != loaded.file.name or len(loaded.heads) > 1):
         result = None  # of several tasks it has the scores of all
-    files = loaded.file.absolute().parents[2].glob(f"*/seed*/{RESULT_FILE}") if result else ()
-    data_of = [read_result(file.parent).settings["data_sha256"] for file in files]
+    files = loaded.file.absolute().parent.parent.parent.glob(f"*/seed*/{RESULT_FILE}") if result else ()
+    data_of = [read_result(file.parent).settings.get("data_sha256") for file in files]
     num_compared = result and data_of.count(result.settings["data_sha256"])
     on_test = read_json(loaded.file.parent / SCORES_OF_TEST, "remove it", optional=True) or {}
     data = ModelCardData(

@@ -340,7 +340,7 @@ def plain(value: Any) -> Any:
 def held_out(
     examples: Sequence[Hashable], source: str | Path, what: str, classes: Sequence[Hashable] | None = None
 ) -> list[int]:
-    """Return the indices of a fifth of the examples, but of 50 at most, or of a tenth where that is more, chosen at random, to
+    """Return the indices of a fifth of the examples, 50 at most, or a tenth where that is more, chosen at random, to
     score on. Equal ones are on the same side. With ``classes``, one for each example, dev has nearly their shares, and one of
     each where there is room."""
     indices: dict[Hashable, list[int]] = {}

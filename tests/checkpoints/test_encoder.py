@@ -203,7 +203,7 @@ def test_settings_that_are_refused(save_dir):
         ({"device": "abacus"}, "device abacus cannot be used"),
         ({"dtype": "bfloat16"}, "device cpu, dtype 'bfloat16' cannot be used"),
         ({"dtype": torch.int8}, "device cpu, dtype torch.int8 cannot be used"),
-        ({"batch_size": 0}, "batch_size 0: give an int of 1 or more"),
+        ({"batch_size": 0}, "batch_size 0: give an int >= 1"),
         ({"layer": 3}, "layer 3 is no layer of this encoder: give a number from 0 to 2"),
         ({"layer": "mix"}, "layer mix is no layer"),
     ):

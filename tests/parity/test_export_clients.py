@@ -129,7 +129,7 @@ def test_spans_of_raw_text_are_those_of_the_pipeline(kind, outputs, tmp_path, mo
     texts = [*raw_texts(150), " ".join([*PARTS, "\u0301", *special] * 9)]
     ours = [[tuple(span.values()) for span in spans] for spans in amos_fairseq.load(run).predict(texts)]
     assert sum(map(len, ours)) > 30
-    found = [*names["tag"](texts[:75], batch_size=4), *names["tag"](texts[75:-1]), names["tag"](texts[-1])]
+    found = [names["tag"](texts[0]), *names["tag"](texts[1:], batch_size=4)]
     if kind == "wordpiece" and "signs" not in outputs:
         first = transformers.pipeline("token-classification", model="out", aggregation_strategy="first")
         texts, ours, found = texts + texts[:-1], ours + ours[:-1], found + first(texts[:-1])

@@ -314,8 +314,9 @@ class Classification(TextBenchmark):
     def evaluate(self, task: str, checkpoint: Path, device: str, stop: threading.Event) -> dict[str, float]:
         """Return the scores with the standard error of the main one, by which a linear model is chosen or not."""
         scores, data = super().evaluate(task, checkpoint, device, stop), self.prepared[task]
-        error = standard_error(data.main_score, scores[data.main_score], data.record["splits"]["valid"]["rows"])
-        return {data.main_score + ERROR: error} | scores
+        kind = "accuracy" if data.kind == "labels" else data.main_score  # of labels, for micro-F1 that is perfect
+        error = standard_error(kind, scores[data.main_score], data.record["splits"]["valid"]["rows"])
+        return scores | {(name := data.main_score + ERROR): scores.get(name) or error}
 
     def notes(self, results: Sequence[RunResult], summaries: Summaries) -> Iterator[str]:
         if self.kind == "number":

@@ -62,13 +62,6 @@ def read_targets(directory: Path, split: str, record: dict[str, Any]) -> np.ndar
     return targets
 
 
-def check_texts(directory: Path, split: str) -> None:
-    check_prepared(directory, TASK_FILE, split)
-    for path in sorted(directory.glob("*/*.idx")):
-        if path.stem == split:
-            require_split(str(path.with_suffix("")))
-
-
 def join_texts(texts: list[FairseqDataset], bos: int, separator: int | None) -> FairseqDataset:
     """Join one or two texts of each row, which end in ``</s>``, as ``sentence_prediction`` does with ``--init-token`` and
     ``--separator-token``."""
@@ -145,7 +138,9 @@ class LabeledTexts(LabeledSequences):
         teacher: np.ndarray | None = None,
     ) -> None:
         super().__init__(directory, split, seed, training)
-        check_texts(directory, split)
+        check_prepared(directory, TASK_FILE, split)
+        for path in sorted(directory.glob(f"*/{split}.idx")):
+            require_split(str(path.with_suffix("")))
         self._rows = open_texts(directory, split, max_tokens, separator)
         self.sizes, self.targets = self._rows.sizes, read_targets(directory, split, record)
         self.num_cut = self._rows.num_cut

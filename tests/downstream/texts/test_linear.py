@@ -80,6 +80,9 @@ def test_the_better_one_is_kept_and_predicts(start, fake_training, tmp_path):
     assert names[1:] == ["label: linear model on its frozen states", "label: most frequent class"]
     assert any("the linear model is better by two standard errors: it is kept" in note for note in outcome.table.notes)
 
+    best.checkpoint_in(tmp_path / "out").unlink()  # as another command in OUT does, which preferred a run of its own
+    assert not run_benchmark(benchmark).failures
+    assert best_runs(tmp_path / "out", NAME, "amos classify")[NAME].main == best.main
     loaded = load_checkpoint(best.checkpoint_in(tmp_path / "out"))
     head, dev = loaded.model.classification_heads[TEXT_HEAD], benchmark.prepared[NAME]
 
