@@ -448,7 +448,7 @@ def _labels_of_words(
             left_out["spans without a word"] += 1
         else:
             cut = (starts[first] < start) + (end < ends[last - 1])
-            left_out["ends of spans inside of words (these spans are extended)"] += cut
+            left_out["exact ends of spans inside of words (whole words are labeled)"] += cut
             ranges.append((first, last, label))
     for first, last, label in sorted(ranges, key=lambda span: (span[0] - span[1], span[0])):
         if any(given != OUTSIDE for given in labels[first:last]):

@@ -95,7 +95,8 @@ def test_card_of_a_fine_tuned_model(tmp_path, monkeypatch):
     scores = {"accuracy": 71.25, "macro_f1": 70.0, "ece_before": 9.0, "temperature": 2.0}
     settings = {"data_sha256": "0a1b", "rows": 1234, "hyperparameters": {"lr": 3e-4}, "precision": "bf16"}
     result = SimpleNamespace(checkpoint="checkpoint_last.pt", scores=scores, settings=settings, epoch=3.0, seed=2)
-    result.notes, result.versions, result.trial = ["label: 2 classes"], {"amos_fairseq": "0.1.0"}, ""
+    result.notes, result.trial = ["label: 2 classes, inferred: --kind gives another"], ""
+    result.versions = {"amos_fairseq": "0.1.0"}
     elsewhere = SimpleNamespace(settings={"data_sha256": "other"})
     monkeypatch.setattr(export_module, "read_result", lambda folder: elsewhere if "other" in folder.parts else result)
     (run / "scores.test.json").write_text('{"accuracy": 69.0, "words": 12}')
@@ -108,7 +109,7 @@ def test_card_of_a_fine_tuned_model(tmp_path, monkeypatch):
         "| Scores on test | accuracy 69 |",
         "| sha256 of the data | 0a1b |",
         "| Training | 1,234 examples, 3 epochs, peak rate 0.0003, seed 2, bf16, amos_fairseq 0.1.0 |",
-        "| Data | label: 2 classes |",
+        "| Data | label: 2 classes, inferred |",
         "| Started from | before/checkpoint_last.pt |",
         r"| Labels | *a*, b\|c |",
         r"| Task | x\|&lt;script&gt;alert(1)&lt;/script&gt; |",
