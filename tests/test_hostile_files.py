@@ -30,7 +30,6 @@ def test_damaged_files_are_read_or_refused(tmp_path: Path) -> None:
 
 
 def test_half_of_a_surrogate_pair_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "dev.json"
-    path.write_text(json.dumps(SQUAD).replace('"w"', '"\\ud800"'))
+    (path := tmp_path / "dev.json").write_text(json.dumps(SQUAD).replace('"w"', '"\\ud800"'))
     with pytest.raises(UserError, match=r"surrogate|Unicode"):
         read_squad(path)

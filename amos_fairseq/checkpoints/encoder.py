@@ -243,7 +243,7 @@ def parts_of(texts: str | Iterable[Text]) -> Iterator[tuple[str, ...]]:
 def check_device(device: str | torch.device | None, dtype: torch.dtype | None = None) -> None:
     """Raise ``UserError`` unless tensors can be created on the device, and read (the device meta stores no values)."""
     try:
-        torch.nn.Module().to(device=device, dtype=dtype)  # which takes dtypes of numbers with a fraction alone
+        torch.nn.Module().to(device=device, dtype=dtype)  # which refuses integer dtypes
         torch.zeros(1, device=device, dtype=dtype).item()
     except (RuntimeError, AssertionError, TypeError) as error:
         reason, named = str(error).partition("\n")[0], f"device {device or 'cpu'!s}"

@@ -77,7 +77,8 @@ class RunProgress:
         num_epochs, num_updates = run.schedule.num_epochs, run.schedule.total_updates
         place = sys.stderr if self.has_bar else io.StringIO()
         self.bar = tqdm(total=num_updates, desc=run.label, unit="update", leave=False, file=place)
-        tqdm.write(f"{run.label}: {counted(num_epochs, 'epoch')}, {counted(num_updates, 'update')}")
+        planned = f"{counted(num_epochs, 'epoch')}, {counted(num_updates, 'update')}"
+        tqdm.write(f"{run.label}: {'fitted to frozen states' if run.hyperparameters.linear else planned}")
 
     def advance(self, update: int, records: Sequence[dict[str, Any]]) -> None:
         """Show the number of updates so far, and what the run has written to its metrics file since the last call; once its

@@ -134,7 +134,7 @@ class Divergence(Hook):
     def after_load(self, cfg: Any, trainer: Trainer, epoch_itr: Any, extra_state: dict[str, Any] | None) -> None:
         """Restore the window where the run continues; a new run from old weights has its own."""
         if trainer.get_num_updates() > 0 and not cfg.reset_meters:
-            self.recent.extend((extra_state or {}).get(self.STATE, ()))
+            self.recent.extend([float(loss), float(norm)] for loss, norm in (extra_state or {}).get(self.STATE, ()))
 
     def before_statistics(self, trainer: Trainer, norm: float | None, outputs: list[dict[str, Any]]) -> None:
         self.norm = norm
@@ -209,7 +209,7 @@ class Collapse(Hook):
     def after_load(self, cfg: Any, trainer: Trainer, epoch_itr: Any, extra_state: dict[str, Any] | None) -> None:
         """Restore the count where the run continues; a new run from old weights starts at 0."""
         if trainer.get_num_updates() > 0 and not cfg.reset_meters:
-            self.count = (extra_state or {}).get(self.STATE, 0)
+            self.count = int((extra_state or {}).get(self.STATE, 0))
 
     def after_update(self, trainer: Trainer, logged: dict[str, Any] | None) -> None:
         patience = getattr(trainer.task.cfg, "collapse_updates", 0)

@@ -141,13 +141,13 @@ def load_checkpoint(stock: Callable[..., Any], cfg: Any, trainer: Trainer, **kwa
         hook.before_load(cfg, trainer)
     try:
         extra_state, epoch_itr = stock(cfg, trainer, **kwargs)
+        for hook in active:
+            hook.after_load(cfg, trainer, epoch_itr, extra_state)
     except (TypeError, ValueError, LookupError, AttributeError, AssertionError, ArithmeticError) as error:
         reason = f"{type(error).__name__}: {error}"
         raise UserError(
             f"{cfg.restore_file} cannot be loaded ({reason}): it is damaged, or of another program; give another checkpoint"
         ) from error
-    for hook in active:
-        hook.after_load(cfg, trainer, epoch_itr, extra_state)
     return extra_state, epoch_itr
 
 

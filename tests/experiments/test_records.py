@@ -85,7 +85,6 @@ def test_a_run_of_several_tasks_has_a_result_for_each():
     [
         (69.9, [64], ""),
         (70.1, [64], "linear"),
-        (60, [64], ""),
         (70.1, [60, 61, 65], ""),
         (71.1, [60, 61, 65], "linear"),
     ],

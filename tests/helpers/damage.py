@@ -7,6 +7,7 @@ import random
 import resource
 import signal
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -88,7 +89,7 @@ def attack_json(path: Path, draw: random.Random) -> None:
 def run_bounded(module: str, arguments: Sequence[object], cwd: Path) -> tuple[int, str]:
     """Run a module in ``cwd`` with bounded memory and time; return its exit code and what it printed."""
     command = [sys.executable, "-m", module, *map(str, arguments)]
-    run = BackgroundRun(command, cwd.with_suffix(".log"), cwd=cwd)
+    run = BackgroundRun(command, Path(tempfile.mkdtemp()) / "log", cwd=cwd)
     pages = int(Path(f"/proc/{run.process.pid}/statm").read_text().split()[0])
     memory = pages * resource.getpagesize() + MORE_MEMORY
     resource.prlimit(run.process.pid, resource.RLIMIT_AS, (memory, memory))

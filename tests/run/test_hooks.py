@@ -12,6 +12,7 @@ from omegaconf import OmegaConf
 
 from amos_fairseq.errors import UserError
 from amos_fairseq.run import ending, hooks
+from amos_fairseq.run.health import Divergence
 from amos_fairseq.run.hook import Hook
 from amos_fairseq.run.progress import MetricsLog
 
@@ -74,6 +75,10 @@ def test_a_hook_can_refuse(happened: list[str]) -> None:
     hooks.active.append(noting([], answer=False))
     assert hooks.train_epoch(pytest.fail, *EPOCH) == ([None], True)
     assert hooks.save_checkpoint(pytest.fail, None, TRAINER) is None
+    hooks.active[:] = [Divergence()]
+    cfg, trainer = SimpleNamespace(restore_file="FILE", reset_meters=False), SimpleNamespace(get_num_updates=lambda: 1)
+    with pytest.raises(UserError, match=r"FILE cannot be loaded \(TypeError: .*give another checkpoint"):
+        hooks.load_checkpoint(lambda *_: ({Divergence.STATE: [None]}, None), cfg, trainer)
 
 
 @pytest.mark.parametrize(("epoch", "ends", "seen"), [(2, True, 7), (2, False, 0), (1, True, 0)])

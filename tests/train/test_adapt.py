@@ -330,4 +330,3 @@ def test_all_steps_and_the_same_command_again(models: Path, tmp_path: Path) -> N
     assert 0.05 < float(minutes) < 0.5  # on busy cores
     assert re.search(r"WARNING: the loss of masked tokens on held-out .* train longer, or on more text", again.stderr)
     assert f"adapt: nothing to do: {tmp_path / 'timed' / 'run'} is finished" in again.stderr
-    assert torch.isfinite(trained["detection_head.output.weight"]).all()

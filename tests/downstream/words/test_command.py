@@ -91,8 +91,7 @@ def test_each_word_of_a_long_sentence_is_read_where_it_has_most_text_around_it(m
             assert after >= min(len(found) - 1 - word, fewest)
             assert min(before, after) == max(min(word - a, b - word) for a, b in spans if a <= word <= b)
         assert all(a < c and b < d for (a, b), (c, d) in itertools.pairwise(spans)), "each has a word that is new"
-    # The word before the one that fills a window has what half a window holds before it, at most 4 pieces a word.
-    assert found[59][1] >= (max_tokens - 2) // 2 // 4
+    assert found[59][1] >= (max_tokens - 2) // 2 // 4, "before a word that fills a window: half a window of words"
     (alone,) = predict_file(loaded, "", WordFile(data, "", file.sentences[-2:-1]), list, "cpu", in_windows=False)
     assert len(alone) < len(words)
 
